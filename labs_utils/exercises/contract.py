@@ -1,0 +1,75 @@
+"""The contract of an exercise, the result of grading one, and where exercises are found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from numpy.random import Generator
+
+PACKAGE = "labs_utils.exercises"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One function that a student writes, and the machine that says whether it is right.
+
+    `id` is "labNN.name"; the student's function is called `name`. Cases, answers and truths are plain data
+    (`labs_utils.exercises.plain`). Only `call` runs beside the student's code: it may build modules from a case's
+    sizes and seeds, and must not hold what `truth` finds out. `compare` returns a score in [0, 1] and a sentence.
+    Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
+    """
+
+    id: str
+    points: float
+    draw: Callable[[Generator], Any]
+    call: Callable[[Callable, Any], Any]
+    truth: Callable[[Any], Any]
+    compare: Callable[[Any, Any, Any], tuple[float, str]]
+    hints: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+
+    @property
+    def function_name(self) -> str:
+        """The name that the student's function has: "lab01.saved_bytes" asks for `saved_bytes`."""
+        return self.id.partition(".")[2]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A score in [0, 1], an outcome, one sentence for the student, and flags for a person.
+
+    `outcome` is "passed", "partly", "wrong", "not attempted", "crash", "timeout" or "memory". `case` is the first
+    case that failed, for whoever may see it.
+    """
+
+    score: float
+    outcome: str
+    message: str
+    flags: tuple[str, ...] = ()
+    case: Any = None
+
+
+def labs(package: str = PACKAGE) -> list[str]:
+    """The lab modules of `package`, such as ["lab01", "lab02"], imported or not."""
+    names = (module.name for module in iter_modules(import_module(package).__path__))
+    return sorted(name for name in names if re.fullmatch(r"lab\d\d", name))
+
+
+def exercises_of(lab: str, package: str = PACKAGE) -> tuple[Exercise, ...]:
+    """The exercises of one lab module, in the order of the notebook."""
+    return tuple(import_module(f"{package}.{lab}").EXERCISES)
+
+
+def find(exercise_id: str, package: str = PACKAGE) -> Exercise:
+    """The exercise called `exercise_id`. Raises `ValueError`, one sentence that lists the known ids."""
+    lab, known_labs = exercise_id.partition(".")[0], labs(package)
+    searched = [lab] if lab in known_labs else known_labs
+    known = {exercise.id: exercise for name in searched for exercise in exercises_of(name, package)}
+    if exercise_id not in known:
+        raise ValueError(f"{exercise_id!r} is not an exercise; known: {', '.join(known) or 'none'}")
+    return known[exercise_id]

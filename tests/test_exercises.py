@@ -1,0 +1,276 @@
+"""What `check`, `grade` and `close` say, and what they can't be talked into."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from toy.exercises import lab90
+
+from labs_utils.exercises import check, close, find, grade
+from labs_utils.exercises.grading import forbidden_uses
+from labs_utils.exercises.plain import NotPlain, load, plain, save
+
+TOY = "toy.exercises"
+
+
+def right(values):
+    return sum(value * value for value in values) / len(values)
+
+
+def graded(fn, exercise=lab90.mean_square):
+    return grade(exercise, fn, np.random.default_rng(0))
+
+
+class AlwaysEqual:
+    def __eq__(self, other):
+        return True
+
+    def __float__(self):
+        return 1.0
+
+
+def endless():
+    nested = []
+    nested.append(nested)
+    return nested
+
+
+class OwnArray(np.ndarray):
+    pass
+
+
+def test_importing_the_exercises_loads_neither_torch_nor_matplotlib():
+    code = "import sys, labs_utils.exercises; print({'torch', 'matplotlib', 'IPython'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_an_unknown_exercise_is_one_sentence_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"'lab90.nothing' is not an exercise; known: lab90.mean_square, lab90"):
+        find("lab90.nothing", TOY)
+    with pytest.raises(ValueError, match="known: .*lab91.attention"):
+        find("lab77.nothing", TOY)
+
+
+def test_the_right_function_passes():
+    assert graded(right).outcome == "passed"
+    assert graded(right).score == 1.0
+
+
+def test_a_case_gives_the_same_draws_for_the_same_seed_and_others_for_another():
+    first, again, other = (lab90.extremes.draw(np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        True,
+        float("nan"),
+        "14.2",
+        AlwaysEqual(),
+        np.float64(3.0),
+        np.array(3.0),
+        np.array(3.0).view(OwnArray),
+        [[1.0]] * 1000,
+        endless(),
+        {"__numpy__": "0"},
+        {1: 2},
+        10**400,
+        print,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("exercise", [lab90.mean_square, lab90.extremes], ids=lambda exercise: exercise.id)
+def test_garbage_never_scores_and_never_breaks_the_comparison(exercise, garbage):
+    result = graded(lambda values: garbage, exercise)
+    assert result.score == 0 and result.outcome in ("wrong", "crash")
+
+
+def test_an_answer_that_is_always_equal_is_refused_before_a_careless_comparison_sees_it():
+    careless = replace(lab90.mean_square, compare=lambda case, answer, truth: (float(answer == truth), ""))
+    assert graded(lambda values: AlwaysEqual(), careless).score == 0
+
+
+@pytest.mark.parametrize("score", [2.0, -1.0, float("nan"), None])
+def test_a_comparison_that_gives_no_score_scores_nothing(score):
+    result = graded(right, replace(lab90.mean_square, compare=lambda *_: (score, "")))
+    assert result.score == 0 and result.outcome == "wrong"
+
+
+def test_an_oracle_that_fails_is_not_the_students_fault():
+    def broken(case):
+        raise LookupError("ours")
+
+    with pytest.raises(LookupError):
+        graded(right, replace(lab90.mean_square, truth=broken))
+
+
+def test_a_function_that_changes_its_input_changes_no_truth():
+    def emptying(values):
+        answer = right(values)
+        values[:] = [0] * len(values)
+        return answer
+
+    assert graded(emptying).score == 1
+
+
+def test_half_of_the_parts_is_half_of_the_score():
+    result = graded(lambda values: {"low": float(values.min()), "high": 99.0}, lab90.extremes)
+    assert (result.score, result.outcome) == (0.5, "partly")
+    assert "high: expected" in result.message and "got 99" in result.message
+
+
+def test_a_stub_is_not_attempted():
+    def stub(values):
+        raise NotImplementedError
+
+    assert (graded(stub).score, graded(stub).outcome) == (0.0, "not attempted")
+
+
+def test_an_operator_that_torch_does_not_implement_is_not_an_unattempted_exercise():
+    def unsupported(values):
+        raise NotImplementedError("Could not run 'aten::add' with arguments from the 'Meta' backend")
+
+    assert graded(unsupported).outcome == "crash"
+
+
+def test_an_exception_names_the_students_own_line():
+    def divides(values):
+        return np.linalg.inv(np.zeros((2, 2)))
+
+    message = graded(divides).message
+    assert "LinAlgError" in message and "return np.linalg.inv(np.zeros((2, 2)))" in message
+
+
+@pytest.mark.parametrize("stop", [SystemExit(0), MemoryError(), RecursionError("deep")])
+def test_whatever_a_function_raises_is_an_outcome(stop):
+    def stops(values):
+        raise stop
+
+    assert graded(stops).outcome == ("memory" if isinstance(stop, MemoryError) else "crash")
+
+
+def test_interrupting_the_kernel_still_interrupts():
+    def interrupted(values):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        graded(interrupted)
+
+
+def test_check_prints_and_returns_nothing(capsys):
+    assert check("lab90.mean_square", right, package=TOY) is None
+    assert capsys.readouterr().out == "lab90.mean_square: passed. All 4 cases are right.\n"
+
+
+def test_check_shows_case_expected_got_and_a_further_hint_each_time(capsys):
+    check("lab90.mean_square", lambda values: 0, package=TOY)
+    first = capsys.readouterr().out
+    check("lab90.mean_square", lambda values: 0, package=TOY)
+    second = capsys.readouterr().out
+    assert "Case 1 of 4: expected" in first and "got 0" in first and "the case: values = [" in first
+    assert "Square before you average" in first and "sum(v * v" in second
+
+
+def test_check_lets_the_notebook_go_on_after_a_stub(capsys):
+    def stub(values):
+        raise NotImplementedError
+
+    check("lab90.mean_square", stub, package=TOY)
+    assert "not attempted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, ValueError])
+def test_strict_checks_raise_below_full_marks(monkeypatch, error):
+    def raises(values):
+        raise error
+
+    monkeypatch.setenv("LABS_STRICT", "1")
+    check("lab90.mean_square", right, package=TOY)
+    with pytest.raises(AssertionError, match="lab90.mean_square: (not attempted|crash)"):
+        check("lab90.mean_square", raises, package=TOY)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import numpy as np\nnumpy.mean(v)",
+        "from numpy import mean as average",
+        "from statistics import fmean",
+        "import statistics as s",
+        "getattr(numpy, 'numpy.mean')",
+        "    def indented():\n        return numpy.mean(1)",
+    ],
+)
+def test_forbidden_names_are_flagged(source):
+    assert forbidden_uses(lab90.mean_square, source)
+
+
+@pytest.mark.parametrize(
+    "source", ["values.mean()", "meaning = 1", "'''Don't call numpy.mean here.'''", "def (", "(" * 9999, "\0"]
+)
+def test_other_names_are_not_flagged_and_no_source_breaks_the_scan(source):
+    assert forbidden_uses(lab90.mean_square, source) == ()
+
+
+def test_a_forbidden_name_is_flagged_but_not_failed():
+    def library(values):
+        import statistics
+
+        return statistics.fmean(value * value for value in values)
+
+    assert graded(library).score == 1 and graded(library).flags == ("uses statistics",)
+
+
+def test_close_wants_the_same_shape_and_dtype_before_the_same_values():
+    truth = np.array([1.0, 2.0])
+    assert close(None, truth.copy(), truth) == (1.0, "as expected")
+    assert close(None, truth.astype(np.float32), truth) == (0.0, "expected dtype float64, got float32")
+    assert close(None, truth[None], truth) == (0.0, "expected shape (2,), got (1, 2)")
+    assert close(None, [1.0, 2.0], truth) == (0.0, "expected a numpy.ndarray, got a list")
+    assert close(None, truth + [0, 0.5], truth, rel=0.1)[1] == "1 of 2 values differ; at [1] expected 2, got 2.5"
+    assert close(None, truth + [0, 0.5], truth, rel=0.3)[0] == 1
+    assert close(None, truth * np.nan, truth * np.nan)[0] == 0
+
+
+def test_close_reads_nested_answers():
+    truth = {"a": [1, {"b": 2.0}], "c": "full"}
+    assert close(None, {"a": [1, {"b": 2.0}], "c": "full"}, truth)[0] == 1
+    assert close(None, {"a": [1, {"b": 3.0}], "c": "full"}, truth) == (0.5, "a: at 1 at 'b' expected 2, got 3")
+    assert close(None, {"a": [1]}, truth) == (0.0, "expected the keys a, c, got a")
+
+
+def test_plain_data_survives_its_files(tmp_path):
+    torch = pytest.importorskip("torch")
+    value = plain(
+        {
+            "numbers": (1, 2.5, None, True, "文"),
+            "array": np.arange(6, dtype=np.int16).reshape(2, 3).T,
+            "tensor": torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True).t(),
+            "scalar": torch.tensor(3),
+        }
+    )
+    save(value, tmp_path / "value")
+    back = load(tmp_path / "value")
+    assert back["numbers"] == [1, 2.5, None, True, "文"]
+    assert close(None, back, value)[0] == 1 and back["tensor"].dtype == torch.bfloat16
+
+
+def test_subclasses_of_tensors_are_not_plain():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(NotPlain, match="Parameter is not a plain number"):
+        plain(torch.nn.Parameter(torch.ones(1)))
+
+
+def test_files_that_are_links_or_too_large_are_not_read(tmp_path):
+    save([1], tmp_path / "real")
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    (tmp_path / "endless.json").symlink_to("/dev/zero")
+    with open(tmp_path / "large.json", "wb") as file:
+        file.truncate(2**40)
+    for name in ("link", "endless", "large", "missing"):
+        with pytest.raises((OSError, ValueError)):
+            load(tmp_path / name)
