@@ -42,7 +42,7 @@ $(INSTALLED): requirements.txt pyproject.toml
 	if [ -z "$$python" ]; then \
 	    echo "This course needs Python 3.11 or newer with its venv module (on Debian and Ubuntu: python3-venv)." >&2; exit 1; \
 	fi; \
-	echo "Installing into $(VENV): about 2 minutes and 3 GB (9 GB where torch comes with CUDA)."; \
+	echo "Installing into $(VENV): about 2 minutes and 3 GB (4 minutes and 6 GB where torch comes with CUDA)."; \
 	$$python -m venv $(VENV)
 	$(PYTHON) -m pip install -r requirements.txt
 	$(PYTHON) -m pip install --no-deps --no-build-isolation -e .

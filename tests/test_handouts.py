@@ -292,3 +292,12 @@ def test_what_is_not_a_notebook_is_one_sentence(tmp_path, content, sentence):
 def test_a_missing_notebook_is_one_sentence(tmp_path):
     with pytest.raises(HandoutError, match="02_gone.ipynb is not there"):
         write_handouts([tmp_path / "02_gone.ipynb"], tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_every_lab_makes_a_handout_that_stands_alone_and_describes_its_figures(path, tmp_path):
+    [page] = write_handouts([path], tmp_path)
+    html = page.read_text("utf-8")
+    assert loads_or_runs(html) == []
+    assert [image["src"][:40] for image in images(html) if image["alt"].startswith("No description")] == []
