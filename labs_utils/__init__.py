@@ -3,7 +3,9 @@
 The names below load on first use, so that importing the package needs neither torch nor a second's time.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 
 _MODULE_OF = {
     "run": ("Run", "RunError", "ModelShape", "PRESETS", "TINY", "LLAMA_125M", "LLAMA_1B", "LLAMA_8B"),
@@ -27,3 +29,14 @@ def __getattr__(name: str):
 
 def __dir__():
     return __all__
+
+
+class _Package(ModuleType):
+    """Keeps `labs_utils.estimate` the function: importing the module of that name would put itself in its place."""
+
+    def __setattr__(self, name, value):
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

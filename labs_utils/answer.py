@@ -35,6 +35,11 @@ class Answer(BaseModel, frozen=True, strict=True, extra="forbid"):
             raise ValueError(f"parts sum to {sum(self.parts.values())} bytes, the peak is {self.peak_bytes}")
         return self
 
+    @classmethod
+    def unsupported(cls, run: Run, method: str, device: str | None, reason: str) -> Answer:
+        """The answer of a method that can't give one yet, with the reason."""
+        return cls(run=run, method=method, device=device, outcome="unsupported", provenance={"reason": reason})
+
     def to_dict(self) -> dict:
         """Every field as plain data, ready for `json.dumps`."""
         return self.model_dump()

@@ -1,1 +1,130 @@
 """`dry_run`: the real model code over tensors that have shapes but no memory, tracked as if they had."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from labs_utils import scratch
+from labs_utils.answer import Answer
+from labs_utils.device import CPU, Device, find_device
+from labs_utils.estimate import read_off, why_unsupported
+from labs_utils.run import Run
+from labs_utils.timeline import Timeline
+from labs_utils.tracker import MemoryTracker
+
+MATRIX_PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default")
+
+
+def dry_run(run: Run, device: Device | str | None = CPU) -> Answer:
+    """What the run needs on a device, found by running its code without data.
+
+    Fused attention kernels that a CPU lacks are stood for by its own one, which saves the same tensors;
+    `provenance["note"]` says so.
+
+    Returns:
+        An `Answer` with `peak_bytes`, `phase` and `parts`, or with the outcome "unsupported" and the reason.
+
+    Raises:
+        DeviceError: for a name that isn't known.
+    """
+    device = device if isinstance(device, Device) else find_device(device)
+    reason = why_unsupported(run, device)
+    if reason is None and "liger" in (run.layer_kernels, run.loss_kernel):
+        reason = "Liger's kernels need a GPU; estimate covers them"
+    if reason:
+        return Answer.unsupported(run, "dry_run", device.name, reason)
+    answer = read_off(dry_run_timeline(run, device), run, "dry_run", device)
+    if run.attention in ("flash_attention_2", "sdpa-efficient", "sdpa-cudnn"):
+        answer.provenance["note"] = f"attention {run.attention!r} is stood for by PyTorch's flash attention for CPUs"
+    return answer
+
+
+def dry_run_timeline(run: Run, device: Device = CPU) -> Timeline:
+    """Every storage of building the run, a warm step and the step after it.
+
+    The last step's phases are those of `labs_utils.answer.PHASES`. Of many micro-steps the first two are run: the
+    others are like the second.
+    """
+    from labs_utils.training import TrainingStep
+
+    micro_steps = min(run.grad_accum, 2)
+    tracker = GpuTracker(run, device) if device.is_gpu else MemoryTracker(run.model.vocab_size)
+    with NoMemoryMode(), eager_masks(), tracker:
+        step = TrainingStep(run.replace(attention=stand_in(run, device)), "cpu")
+        step.scaler = torch.amp.GradScaler(enabled=False)  # it would ask whether a gradient overflowed
+        watch_parts(tracker, step)
+        step(lambda name: tracker.phase("warm " + name), micro_steps)
+        watch_optimizer(tracker, step)
+        step(tracker.phase, micro_steps)
+        tracker.phase("after")
+    return tracker.timeline
+
+
+def stand_in(run: Run, device: Device) -> str:
+    """The attention that runs on a CPU in the place of the device's kernel."""
+    kernel = device.attention_kernel(run)
+    return {"eager": "eager", "math": "sdpa-math"}.get(kernel, "sdpa")
+
+
+class NoMemoryMode(FakeTensorMode):
+    """Fake tensors; a number that code reads from one (`.item()`), such as a step count, is 1."""
+
+    def dispatch(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1
+        return super().dispatch(func, types, args, kwargs)
+
+
+def eager_masks():
+    """Keep transformers from taking fake tensors for a graph capture, in which it builds causal masks it else skips.
+
+    transformers 5.17 to 5.24, masking_utils.py: a position id that it can't read could be a packed sequence's.
+    """
+    return mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda *args, **kwargs: None)
+
+
+def watch_parts(tracker: MemoryTracker, step) -> None:
+    """Tell the tracker which tensors are parameters, buffers and, as they arrive, gradients."""
+    tracker.watch("parameters", step.model.parameters())
+    tracker.watch("buffers", [*step.model.buffers(), *step.batch.values()])
+    for parameter in step.model.parameters():
+        parameter.register_hook(lambda gradient: tracker.watch("gradients", [gradient]))
+
+
+def watch_optimizer(tracker: MemoryTracker, step) -> None:
+    """Tell the tracker which tensors are optimizer states; they exist once a step has been made."""
+    if step.optimizer is not None:
+        states = (value for state in step.optimizer.state.values() for value in state.values())
+        tracker.watch("optimizer_states", (value for value in states if isinstance(value, torch.Tensor)))
+
+
+class GpuTracker(MemoryTracker):
+    """A tracker that adds what a GPU's libraries and kernels would take for themselves (`labs_utils.scratch`)."""
+
+    def __init__(self, run: Run, device: Device):
+        super().__init__(run.model.vocab_size)
+        self._run, self._device, self._threads = run, device, set()
+
+    def after_operator(self, func, args) -> None:
+        name = str(func)
+        in_backward = "backward" in self.current_phase
+        if name in MATRIX_PRODUCTS and in_backward not in self._threads:
+            self._threads.add(in_backward)
+            self.hold(self._device.workspace_bytes, name)
+        for identity in [self.hold(nbytes, name) for nbytes in self._scratch(name, args)]:
+            self.release(identity)
+
+    def _scratch(self, name: str, args: tuple) -> list[int]:
+        if name == "aten._softmax_backward_data.default":
+            return scratch.softmax_backward(args[0].numel())
+        if name == "aten.embedding_dense_backward.default":
+            return scratch.embedding_backward(args[1].numel(), args[2], args[0].shape[-1])
+        if name == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
+            (batch, heads, seq_len, head_dim), kv_heads = args[1].shape, args[2].shape[1]
+            if self._device.attention_kernel(self._run) == "efficient":
+                return scratch.efficient_backward(batch, seq_len, heads, head_dim)
+            return scratch.flash_backward(batch, seq_len, heads, kv_heads, head_dim)
+        return []

@@ -41,7 +41,9 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
             filled["num_key_value_heads"] = heads
         if filled.get("head_dim") is None and _is_count(heads) and _is_count(hidden):
             if hidden % heads:
-                raise ValueError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; give head_dim")
+                raise ValueError(
+                    f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; give head_dim"
+                )
             filled["head_dim"] = hidden // heads
         return filled
 
@@ -71,9 +73,7 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
     def parameters(self) -> int:
         """All parameters; a tied head shares the embedding's."""
         matrices = 1 if self.tie_word_embeddings else 2
-        return (
-            self.num_hidden_layers * self.layer_parameters + matrices * self.embedding_parameters + self.hidden_size
-        )
+        return self.num_hidden_layers * self.layer_parameters + matrices * self.embedding_parameters + self.hidden_size
 
 
 def _is_count(value: Any) -> bool:

@@ -77,7 +77,8 @@ def build_model(run: Run, device: torch.device):
 
     if "liger" in (run.layer_kernels, run.loss_kernel):
         patch_with_liger(run)
-    config = LlamaConfig(**run.model.model_dump(), max_position_embeddings=run.seq_len)
+    config = LlamaConfig(**{**run.model.model_dump(), "num_attention_heads": 1}, max_position_embeddings=run.seq_len)
+    config.num_attention_heads = run.model.num_attention_heads  # transformers 5.24 refuses heads that don't divide
     attention = "sdpa" if run.attention.startswith("sdpa") else run.attention
     with device:
         model = AutoModelForCausalLM.from_config(
@@ -88,7 +89,7 @@ def build_model(run: Run, device: torch.device):
 
 
 def patch_with_liger(run: Run) -> None:
-    """Patch the Llama classes of this process with Liger's kernels; it can't be undone, so use one process a variant."""
+    """Patch the Llama classes of this process with Liger's kernels, for good: use one process a variant."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     layers = run.layer_kernels == "liger"

@@ -1,0 +1,112 @@
+"""PyTorch's CUDA caching allocator, in Python: what `max_memory_allocated` and reserved memory make of tensor sizes.
+
+The allocator hands out whole blocks, so it counts a little more than tensors ask for, and it keeps freed blocks for
+itself. Rules and constants are those of torch 2.9 to 2.13, c10/cuda/CUDACachingAllocator.cpp (`round_size`,
+`get_allocation_size`, `get_free_block`, `should_split`, `free_block`), default settings, one stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+MIB = 2**20
+BLOCK_BYTES = 512
+SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES = 1 * MIB, 2 * MIB
+LARGE_REQUEST_BYTES, LARGE_SEGMENT_BYTES = 10 * MIB, 20 * MIB
+SEGMENT_ROUNDING_BYTES = 2 * MIB
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `size`."""
+    return -(-size // multiple) * multiple
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of a segment; `before` and `after` are its neighbours there."""
+
+    address: int
+    size: int
+    small: bool
+    before: Block | None = None
+    after: Block | None = None
+    free: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.size, self.address
+
+
+class CachingAllocator:
+    """Serve `allocate` and `free`; read `allocated_bytes`, `reserved_bytes` at any time."""
+
+    def __init__(self):
+        self.allocated_bytes = self.reserved_bytes = 0
+        self._next_address = 0
+        self._free = {True: [], False: []}
+
+    def allocate(self, requested_bytes: int) -> Block:
+        """A block for `requested_bytes`: the smallest free one that fits, split if enough of it would be left."""
+        size = round_up(max(requested_bytes, 1), BLOCK_BYTES)
+        small = size <= SMALL_REQUEST_BYTES
+        block = self._best_fit(size, small) or self._new_segment(size, small)
+        block.free = False
+        left = block.size - size
+        if left >= BLOCK_BYTES if small else left > SMALL_REQUEST_BYTES:
+            self._split(block, size)
+        self.allocated_bytes += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back and merge it with the free neighbours."""
+        self.allocated_bytes -= block.size
+        for other in (block.before, block.after):
+            if other is not None and other.free:
+                self._forget(other)
+                self._merge(block, other)
+        self._keep(block)
+
+    def _best_fit(self, size: int, small: bool) -> Block | None:
+        pool = self._free[small]
+        index = bisect_left(pool, (size, -1), key=lambda block: block.key)
+        return pool.pop(index) if index < len(pool) else None
+
+    def _new_segment(self, size: int, small: bool) -> Block:
+        if small:
+            segment_bytes = SMALL_SEGMENT_BYTES
+        elif size < LARGE_REQUEST_BYTES:
+            segment_bytes = LARGE_SEGMENT_BYTES
+        else:
+            segment_bytes = round_up(size, SEGMENT_ROUNDING_BYTES)
+        block = Block(self._next_address, segment_bytes, small)
+        self._next_address += segment_bytes
+        self.reserved_bytes += segment_bytes
+        return block
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.address + size, block.size - size, block.small, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        self._keep(rest)
+
+    def _merge(self, block: Block, other: Block) -> None:
+        """Grow `block` by its free neighbour `other`."""
+        if other is block.before:
+            block.address, block.before = other.address, other.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = other.after
+            if block.after is not None:
+                block.after.before = block
+        block.size += other.size
+
+    def _keep(self, block: Block) -> None:
+        block.free = True
+        insort(self._free[block.small], block, key=lambda block: block.key)
+
+    def _forget(self, block: Block) -> None:
+        pool = self._free[block.small]
+        del pool[bisect_left(pool, block.key, key=lambda block: block.key)]

@@ -1,0 +1,87 @@
+"""`estimate`: a run's memory from a training step written out in sizes; needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from labs_utils.answer import PHASES, Answer
+from labs_utils.device import Device, find_device
+from labs_utils.run import Run
+from labs_utils.symbolic_llama import SymbolicStep
+from labs_utils.timeline import Timeline
+
+
+def estimate(run: Run, device: Device | str | None = None) -> Answer:
+    """What the run needs on a device (a `Device`, a name in `data/gpus.csv`, or None: this machine).
+
+    Returns:
+        An `Answer` with `peak_bytes`, `phase` and `parts`, or with the outcome "unsupported" and the reason.
+
+    Raises:
+        DeviceError: for a name that isn't known.
+    """
+    device = device if isinstance(device, Device) else find_device(device)
+    reason = why_unsupported(run, device)
+    if reason:
+        return Answer.unsupported(run, "estimate", device.name, reason)
+    return read_off(estimate_timeline(run, device), run, "estimate", device)
+
+
+def estimate_timeline(run: Run, device: Device) -> Timeline:
+    """Every storage of a warm step and of the step after it; phases as in `labs_utils.answer.PHASES`."""
+    step = SymbolicStep(run, device)
+    step("warm ")
+    step()
+    step.tape.phase = "after"
+    return step.tape.timeline
+
+
+def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answer:
+    """The answer in a timeline: on a GPU in the allocator's blocks, on a CPU in the tensors' own bytes."""
+    found = {}
+    if device.is_gpu:
+        timeline, found["reserved_bytes"] = timeline.in_blocks()
+    peak = timeline.peak()
+    found["phase_peak_bytes"] = {phase: timeline.peak(phase).live_bytes for phase in PHASES}
+    fits = device.memory_bytes is None or peak.live_bytes <= device.memory_bytes
+    return Answer(
+        run=run,
+        method=method,
+        device=device.name,
+        outcome="ok" if fits else "out of memory",
+        peak_bytes=peak.live_bytes,
+        phase=peak.event.phase,
+        parts=peak.parts,
+        provenance={**found, "operator": peak.event.operator},
+    )
+
+
+def why_unsupported(run: Run, device: Device) -> str | None:
+    """Why no formula covers this run on this device; None if one does."""
+    fixed = {
+        "mode": "train", "engine": "torch", "world_size": 1, "offload": "none", "weights": "plain", "lora_rank": 0,
+        "compile": False, "zero": {},
+    }  # fmt: skip
+    for field, covered in fixed.items():
+        if getattr(run, field) != covered:
+            return f"{field} {getattr(run, field)!r} isn't covered yet; {covered!r} is"
+    if run.precision.endswith("-master"):
+        return f"precision {run.precision!r} isn't covered yet: plain torch keeps no fp32 master copy"
+    if run.optimizer == "adamw-8bit":
+        return "optimizer 'adamw-8bit' isn't covered yet"
+    if run.checkpointing == "offload":
+        return "checkpointing 'offload' isn't covered yet"
+    return why_no_kernel(run, device)
+
+
+def why_no_kernel(run: Run, device: Device) -> str | None:
+    """Why this combination of kernels can't run at all on this device, or isn't covered."""
+    kernel, model = device.attention_kernel(run), run.model
+    if run.checkpointing.startswith("keep-") and kernel in ("eager", "math"):
+        return f"checkpointing {run.checkpointing!r} keeps a fused kernel's output, and {kernel} attention has none"
+    if run.padded and run.attention in ("flash_attention_2", "sdpa-cudnn", "sdpa-math"):
+        return f"attention {run.attention!r} on a padded batch isn't covered yet; 'sdpa' and 'eager' are"
+    if run.precision == "fp32" and run.attention in ("flash_attention_2", "sdpa-cudnn"):
+        return f"attention {run.attention!r} has no fp32 kernel"
+    grouped = model.num_attention_heads != model.num_key_value_heads
+    if kernel == "efficient" and grouped and not run.padded:
+        return "PyTorch's memory-efficient attention has no kernel for grouped key/value heads"
+    return None

@@ -1,0 +1,1 @@
+"""Figures of answers and timelines: `compare`, `plot_parts`, `plot_timeline`. Each returns a matplotlib figure."""

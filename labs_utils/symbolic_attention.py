@@ -1,0 +1,98 @@
+"""The attention kernels in sizes: `ATTENTION[kernel](ops, run, q, k, v, mask)` gives (tokens, heads x head_dim).
+
+transformers' integrations/sdpa_attention.py and `eager_attention_forward`; aten/native/transformers/attention.cpp.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from labs_utils import scratch
+from labs_utils.allocator import round_up
+from labs_utils.run import Run
+from labs_utils.symbolic import Tensor
+from labs_utils.symbolic_operators import FP32_BYTES, Operators
+
+
+def repeat_kv(ops: Operators, run: Run, x: Tensor) -> Tensor:
+    """Keys or values once for every query head; saves nothing."""
+    model, before = run.model, x.elements
+    if model.num_attention_heads == model.num_key_value_heads:
+        return x
+    itemsize = x.itemsize
+    elements = before * model.num_attention_heads // model.num_key_value_heads
+    return ops.apply("expand", elements, itemsize, lambda g: (ops.tape.new(before, itemsize, "sum"),), (x,))
+
+
+def scores(run: Run) -> int:
+    """Elements of the attention matrix: batch x heads x seq_len x seq_len."""
+    return run.micro_batch * run.model.num_attention_heads * run.seq_len**2
+
+
+def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None):
+    """One kernel that saves q, k, v, its output and one fp32 number a row; a mask costs it a copy in numbers too."""
+    if mask is not None:
+        k, v = repeat_kv(ops, run, k), ops.view(repeat_kv(ops, run, v))
+        mask = ops.tape.new(mask.elements, ops.autocast_bytes or q.itemsize, "mask")
+    if ops.autocast_bytes:
+        k, q, v = (ops.cast(x, ops.autocast_bytes) for x in (k, q, v))
+    rows = round_up(run.seq_len, 32 if kernel == "efficient" else 1)
+    output = ops.kept_or(lambda: ops.like(q, kernel))
+    logsumexp = ops.kept_or(
+        lambda: ops.tape.new(run.micro_batch * run.model.num_attention_heads * rows, FP32_BYTES, kernel)
+    )
+    saves = tuple(x for x in (q, k, v, output, logsumexp, mask) if x is not None)
+    return ops.tape.differentiable(output, kernel, partial(fused_backward, kernel, ops, run), (q, k, v), saves)
+
+
+def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved):
+    results = tuple(ops.like(x, f"{kernel}_backward") for x in (q, k, v))
+    model, batch, seq_len = run.model, run.micro_batch, run.seq_len
+    heads, kv_heads = model.num_attention_heads, k.elements // (ops.tokens * model.head_dim)
+    if kernel == "efficient":
+        ops.scratch(scratch.efficient_backward(batch, seq_len, heads, model.head_dim), kernel)
+    else:
+        ops.scratch(scratch.flash_backward(batch, seq_len, heads, kv_heads, model.head_dim), kernel)
+    return results
+
+
+def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
+    keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
+    weights = ops.matmul(q, keys, scores(run))
+    weights = ops.scale(weights)
+    weights = add_mask(ops, weights, mask)
+    weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
+    output = ops.matmul(weights, values, q.elements)
+    return ops.contiguous(output)
+
+
+def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
+    itemsize, before = max(weights.itemsize, mask.itemsize), weights.itemsize
+    return ops.apply("add", weights.elements, itemsize, lambda g: (ops.cast(g, before),), (weights,))
+
+
+def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """`_scaled_dot_product_attention_math`: everything in fp32; saves scaled q and k, v and the probabilities."""
+    itemsize, v = ops.autocast_bytes or q.itemsize, ops.view(v)
+    if ops.autocast_bytes:
+        q, k, v = (ops.cast(x, itemsize) for x in (q, k, v))
+    wide = [ops.cast(x, FP32_BYTES) for x in (q, k, v)]
+    query = ops.scale(wide[0])
+    bias = ops.tape.new(run.seq_len**2, FP32_BYTES, "mask")
+    keys, values = repeat_kv(ops, run, wide[1]), repeat_kv(ops, run, wide[2])
+    keys = ops.scale(keys)
+    with ops.no_autocast():
+        weights = ops.softmax(add_mask(ops, ops.matmul(query, keys, scores(run)), bias))
+        output = ops.cast(ops.matmul(weights, values, query.elements), itemsize)
+    del wide, query, keys, values, bias, weights
+    return ops.contiguous(output)
+
+
+ATTENTION = {
+    "flash": partial(fused_attention, "flash"),
+    "efficient": partial(fused_attention, "efficient"),
+    "cudnn": partial(fused_attention, "cudnn"),
+    "math": math_attention,
+    "eager": eager_attention,
+}

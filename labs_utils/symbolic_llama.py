@@ -1,0 +1,177 @@
+"""A Llama training step in sizes: transformers' `modeling_llama.py`, written once more in symbolic operators."""
+
+from __future__ import annotations
+
+from labs_utils import symbolic_liger as liger
+from labs_utils.device import CPU, Device
+from labs_utils.run import Run
+from labs_utils.symbolic import Checkpoint, Node, Tape, Tensor
+from labs_utils.symbolic_attention import ATTENTION
+from labs_utils.symbolic_operators import FP32_BYTES, INDEX_BYTES, Operators
+
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "bf16-mixed": 4, "fp16-mixed": 4}
+AUTOCAST_BYTES = {"bf16-mixed": 2, "fp16-mixed": 2}
+
+
+class Layer:
+    """The weights of one decoder layer, in the order in which transformers makes them."""
+
+    def __init__(self, tape: Tape, run: Run):
+        model, itemsize = run.model, WEIGHT_BYTES[run.precision]
+        hidden, query = model.hidden_size, model.num_attention_heads * model.head_dim
+        key, mlp = model.num_key_value_heads * model.head_dim, model.hidden_size * model.intermediate_size
+        sizes = [hidden * query, hidden * key, hidden * key, hidden * query, mlp, mlp, mlp, hidden, hidden]
+        self.weights = [tape.parameter(size, itemsize) for size in sizes]
+        self.q, self.k, self.v, self.o, self.gate, self.up, self.down, self.norm_1, self.norm_2 = self.weights
+
+
+class SymbolicStep:
+    """The counterpart of `labs_utils.training.TrainingStep`: builds a run on a device; calling it runs one step."""
+
+    def __init__(self, run: Run, device: Device = CPU):
+        self.run, self.device, self.tape = run, device, Tape()
+        self.ops = Operators(
+            self.tape, run.micro_batch, run.seq_len, AUTOCAST_BYTES.get(run.precision, 0), device.workspace_bytes
+        )
+        self.ops.keep_linears = run.checkpointing == "keep-matmul-attention"
+        self.kernel = device.attention_kernel(run)
+        self.attend = ATTENTION[self.kernel]
+        self.itemsize = WEIGHT_BYTES[run.precision]
+        self._build()
+
+    def _build(self) -> None:
+        model, tape = self.run.model, self.tape
+        self.embedding = tape.parameter(model.embedding_parameters, self.itemsize)
+        self.layers = [Layer(tape, self.run) for _ in range(model.num_hidden_layers)]
+        self.norm = tape.parameter(model.hidden_size, self.itemsize)
+        head = tape.parameter(model.embedding_parameters, self.itemsize)
+        self.head = self.embedding if model.tie_word_embeddings else head
+        others = [weight for layer in self.layers for weight in layer.weights] + [self.norm]
+        self.parameters = [self.embedding, *others] + ([] if model.tie_word_embeddings else [head])
+        inverse_frequencies = [tape.new(model.head_dim // 2, FP32_BYTES, "buffer", "buffers") for _ in range(2)]
+        batch = [tape.new(self.run.tokens, INDEX_BYTES, "batch", "buffers") for _ in range(2 + self.run.padded)]
+        self.buffers, self.ids, self.labels = inverse_frequencies + batch, batch[0], batch[1]
+        self.states: list[Tensor] = []
+
+    def __call__(self, prefix: str = "") -> None:
+        for _ in range(min(self.run.grad_accum, 2)):
+            self.tape.phase = prefix + "forward"
+            loss = self.forward()
+            self.tape.phase = prefix + "backward"
+            self.tape.backward(loss.node, self.tape.new(1, FP32_BYTES, "ones_like"))
+        self.tape.phase = prefix + "optimizer"
+        self.optimizer_step()
+
+    def forward(self) -> Tensor:
+        run, ops = self.run, self.ops
+        hidden = ops.embedding(self.ids, self.embedding, run.model.hidden_size)
+        mask, tables = self._mask(), self._rotary_tables()
+        for index, layer in enumerate(self.layers):
+            hidden = self._layer(index, layer, hidden, mask, tables)
+        hidden = self._rms_norm(hidden, self.norm)
+        del mask, tables
+        loss = self._loss(hidden)
+        ops.cast_weights.clear()
+        return loss
+
+    def _mask(self) -> Tensor | None:
+        """The causal mask that eager attention and padding need: booleans for SDPA, numbers for eager attention."""
+        run, elements = self.run, self.run.micro_batch * self.run.seq_len**2
+        if self.kernel == "eager":
+            return self.tape.new(elements, self.itemsize, "mask")
+        return self.tape.new(elements, 1, "mask") if run.padded else None
+
+    def _rotary_tables(self) -> tuple[Tensor, Tensor]:
+        elements = self.run.seq_len * self.run.model.head_dim
+        return tuple(self.tape.new(elements, self.itemsize, name) for name in ("cos", "sin"))
+
+    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.run.layer_kernels == "torch":
+            return self.ops.rms_norm(x, weight)
+        return liger.rms_norm(self.ops, x, weight, self.device)
+
+    def _layer(self, index: int, layer: Layer, hidden: Tensor, *context) -> Tensor:
+        """One decoder layer, as it is or checkpointed."""
+        if self.run.checkpointing.startswith("keep-"):
+            return self._checkpoint(layer, hidden, context, kept=[])
+        every = self.run.checkpoint_every
+        if every and index % every == 0:
+            return self._checkpoint(layer, hidden, context, kept=None)
+        return self._decoder_layer(layer, hidden, *context)
+
+    def _checkpoint(self, layer: Layer, hidden: Tensor, context: tuple, kept: list | None) -> Tensor:
+        """`torch.utils.checkpoint`: run without saving, keep the input, run again in backward."""
+        tape, ops = self.tape, self.ops
+
+        def run_again(hidden: Tensor) -> Node:
+            hidden.node, ops.kept = before, kept
+            again = tape.differentiable(hidden.detach(), "input", lambda g, _: (g,), (hidden,), (hidden,))
+            output = self._decoder_layer(layer, again, *context)
+            ops.kept = None
+            ops.cast_weights.clear()
+            return output.node
+
+        before = hidden.node
+        tape.grad_enabled, ops.kept = False, kept
+        output = self._decoder_layer(layer, hidden.detach(), *context)
+        tape.grad_enabled, ops.kept = True, None
+        return tape.differentiable(output, "checkpoint", run_again, (hidden,), (hidden,), kind=Checkpoint)
+
+    def _decoder_layer(self, layer: Layer, hidden: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
+        residual = hidden
+        hidden = self._rms_norm(hidden, layer.norm_1)
+        hidden = self._attention(layer, hidden, mask, tables)
+        hidden = self.ops.add(residual, hidden)
+        residual = hidden
+        hidden = self._rms_norm(hidden, layer.norm_2)
+        hidden = self._mlp(layer, hidden)
+        return self.ops.add(residual, hidden)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        ops = self.ops
+        if self.run.layer_kernels == "liger":
+            return ops.linear(liger.silu_mul(ops, ops.linear(x, layer.gate), ops.linear(x, layer.up)), layer.down)
+        return ops.linear(ops.multiply(ops.silu(ops.linear(x, layer.gate)), ops.linear(x, layer.up)), layer.down)
+
+    def _attention(self, layer: Layer, x: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
+        ops = self.ops
+        q, k, v = (ops.linear(x, weight) for weight in (layer.q, layer.k, layer.v))
+        q, k = self._rotary(q, k, tables)
+        output = self.attend(ops, self.run, q, k, v, mask)
+        return ops.linear(output, layer.o)
+
+    def _rotary(self, q: Tensor, k: Tensor, tables: tuple) -> tuple[Tensor, Tensor]:
+        ops, model = self.ops, self.run.model
+        if self.run.layer_kernels == "liger":
+            return q, k
+        moved = [self.run.seq_len > 1 and heads > 1 for heads in (model.num_attention_heads, model.num_key_value_heads)]
+        return tuple(ops.rotate(ops.view(x, copied), *tables) for x, copied in zip((q, k), moved, strict=True))
+
+    def _loss(self, hidden: Tensor) -> Tensor:
+        """transformers' `ForCausalLMLoss`: fp32 logits, labels shifted by one, mean cross-entropy."""
+        ops, labels = self.ops, self.tape.new(self.run.tokens, INDEX_BYTES, "labels")
+        if self.run.loss_kernel == "liger":
+            return liger.linear_cross_entropy(ops, hidden, self.head, labels)
+        logits = ops.linear(hidden, self.head, part="logits")
+        return ops.cross_entropy(ops.cast(logits, FP32_BYTES, part="logits"), labels)
+
+    def optimizer_step(self) -> None:
+        """Make the states in the first step, the temporary copies of the implementation, then drop the gradients."""
+        name = self.run.optimizer
+        if name.startswith("adamw") and not self.states:
+            self.states = [state for parameter in self.parameters for state in self._adam_states(parameter)]
+        if name == "adamw-foreach":
+            roots = [self.ops.like(parameter, "foreach_sqrt") for parameter in self.parameters]
+            del roots
+        if name == "adamw-loop":
+            for parameter in self.parameters:
+                root = self.ops.like(parameter, "sqrt")
+                denominator = self.ops.like(parameter, "div")
+                del root
+            del denominator
+        for parameter in self.parameters:
+            parameter.node.gradient = None
+
+    def _adam_states(self, parameter: Tensor) -> list[Tensor]:
+        step = self.tape.new(1, FP32_BYTES, "step", "optimizer_states")
+        return [step] + [self.ops.like(parameter, name, "optimizer_states") for name in ("exp_avg", "exp_avg_sq")]

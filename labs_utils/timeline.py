@@ -1,0 +1,79 @@
+"""A `Timeline`: every tensor storage that appears and goes during a step, and what is read off it.
+
+Whoever writes one (the tracker by watching operators, the symbolic step by naming them), it is read the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from labs_utils.allocator import CachingAllocator
+from labs_utils.answer import PARTS, PHASES
+
+DEFAULT_PART = "activations"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A storage that appears (`change_bytes` > 0) or goes (< 0), in a phase, by an operator."""
+
+    storage: int
+    change_bytes: int
+    phase: str
+    operator: str
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The bytes live after one event, by part; `parts` sum to `live_bytes`."""
+
+    event: Event
+    live_bytes: int
+    parts: dict[str, int]
+
+
+@dataclass
+class Timeline:
+    """The events in order. `part_of` says what a storage is (one of `labs_utils.answer.PARTS`; else activations)."""
+
+    events: list[Event] = field(default_factory=list)
+    part_of: dict[int, str] = field(default_factory=dict)
+
+    def moments(self, phases: tuple[str, ...] = PHASES) -> Iterator[Moment]:
+        """The step moment by moment, in the phases asked for, beginning with what is live as the first one begins."""
+        live, total, begun = dict.fromkeys(PARTS, 0), 0, False
+        for event in self.events:
+            if event.phase in phases and not begun:
+                begun = True
+                yield Moment(event, total, dict(live))
+            part = self.part_of.get(event.storage, DEFAULT_PART)
+            live[part] += event.change_bytes
+            total += event.change_bytes
+            if event.phase in phases:
+                yield Moment(event, total, dict(live))
+
+    def peak(self, *phases: str) -> Moment:
+        """The first moment with the most live bytes, in the whole step or in some of its phases.
+
+        Raises:
+            ValueError: if nothing happened in those phases.
+        """
+        peak = max(self.moments(phases or PHASES), key=lambda moment: moment.live_bytes, default=None)
+        if peak is None:
+            raise ValueError(f"nothing was recorded in phase {' or '.join(phases or PHASES)}")
+        return peak
+
+    def in_blocks(self) -> tuple[Timeline, int]:
+        """The same events in the blocks that PyTorch's CUDA caching allocator gives out, and the bytes it reserves."""
+        allocator, blocks, events = CachingAllocator(), {}, []
+        for event in self.events:
+            if event.change_bytes > 0:
+                block = blocks[event.storage] = allocator.allocate(event.change_bytes)
+                change_bytes = block.size
+            else:
+                block = blocks.pop(event.storage)
+                change_bytes = -block.size
+                allocator.free(block)
+            events.append(replace(event, change_bytes=change_bytes))
+        return Timeline(events, self.part_of), allocator.reserved_bytes
