@@ -208,3 +208,8 @@ def chunked_loss__memory_naive(hidden, weight, labels, chunk_tokens):
 def chunked_loss__memory_collects_the_chunks(hidden, weight, labels, chunk_tokens):
     logits = torch.cat([chunk @ weight.T for chunk in hidden.split(chunk_tokens)])
     return F.cross_entropy(logits, labels)
+
+
+def chunked_loss__memory_only_leaves_out_ignored_tokens(hidden, weight, labels, chunk_tokens):
+    counted = labels != -100
+    return F.cross_entropy(hidden[counted] @ weight.T, labels[counted])
