@@ -149,7 +149,7 @@ class Tape:
     def _recompute(self, node: Checkpoint, waiting: Counter) -> Node:
         """Run the layer again, saving this time, and put its nodes in the checkpoint's place."""
         again = node.backward(*node.saved)
-        node.saved = ()
+        node.saved, node.backward = (), None
         waiting.update(uses_below(again, stop=node.parents))
         waiting[id(node.parents[0])] -= 1
         return again

@@ -15,13 +15,19 @@ from labs_utils.symbolic_operators import FP32_BYTES, Operators
 
 
 def repeat_kv(ops: Operators, run: Run, x: Tensor) -> Tensor:
-    """Keys or values once for every query head; saves nothing."""
-    model, before = run.model, x.elements
-    if model.num_attention_heads == model.num_key_value_heads:
+    """Keys or values once for every query head; saves nothing. A single head is repeated without a copy."""
+
+    def backward(gradient):
+        return (ops.tape.new(before, itemsize, "sum"),)
+
+    groups = run.model.num_attention_heads // run.model.num_key_value_heads
+    before, itemsize = x.elements, x.itemsize
+    if groups == 1:
         return x
-    itemsize = x.itemsize
-    elements = before * model.num_attention_heads // model.num_key_value_heads
-    return ops.apply("expand", elements, itemsize, lambda g: (ops.tape.new(before, itemsize, "sum"),), (x,))
+    if run.model.num_key_value_heads > 1:
+        return ops.apply("expand", before * groups, itemsize, backward, (x,))
+    view = Tensor(before * groups, itemsize, x.storage)
+    return ops.tape.differentiable(view, "expand", backward, (x,), ())
 
 
 def scores(run: Run) -> int:
@@ -34,6 +40,7 @@ def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor,
     if mask is not None:
         k, v = repeat_kv(ops, run, k), ops.view(repeat_kv(ops, run, v))
         mask = ops.tape.new(mask.elements, ops.autocast_bytes or q.itemsize, "mask")
+    before_cast = (q, k, v)
     if ops.autocast_bytes:
         k, q, v = (ops.cast(x, ops.autocast_bytes) for x in (k, q, v))
     rows = round_up(run.seq_len, 32 if kernel == "efficient" else 1)
@@ -42,6 +49,7 @@ def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor,
         lambda: ops.tape.new(run.micro_batch * run.model.num_attention_heads * rows, FP32_BYTES, kernel)
     )
     saves = tuple(x for x in (q, k, v, output, logsumexp, mask) if x is not None)
+    del before_cast  # the callers hold them until the kernel has run
     return ops.tape.differentiable(output, kernel, partial(fused_backward, kernel, ops, run), (q, k, v), saves)
 
 
@@ -59,12 +67,18 @@ def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: T
 def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
-    weights = ops.matmul(q, keys, scores(run))
+    weights = ops.matmul(q, keys, scores(run), run.micro_batch == 1, repeated_in_order(run))
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
     weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
-    output = ops.matmul(weights, values, q.elements)
+    output = ops.matmul(weights, values, q.elements, True, repeated_in_order(run))
     return ops.contiguous(output)
+
+
+def repeated_in_order(run: Run) -> bool:
+    """Whether repeated keys or values lie head by head: after a copy they do, else in a batch of one, if not repeated."""
+    heads, kv_heads = run.model.num_attention_heads, run.model.num_key_value_heads
+    return run.micro_batch == 1 if heads == kv_heads else kv_heads > 1
 
 
 def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
@@ -80,12 +94,15 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     wide = [ops.cast(x, FP32_BYTES) for x in (q, k, v)]
     query = ops.scale(wide[0])
     bias = ops.tape.new(run.seq_len**2, FP32_BYTES, "mask")
-    keys, values = repeat_kv(ops, run, wide[1]), repeat_kv(ops, run, wide[2])
-    keys = ops.scale(keys)
+    expanded, values = repeat_kv(ops, run, wide[1]), repeat_kv(ops, run, wide[2])
+    keys, in_order = ops.scale(expanded), repeated_in_order(run)
     with ops.no_autocast():
-        weights = ops.softmax(add_mask(ops, ops.matmul(query, keys, scores(run)), bias))
-        output = ops.cast(ops.matmul(weights, values, query.elements), itemsize)
-    del wide, query, keys, values, bias, weights
+        weights = ops.matmul(query, keys, scores(run), run.micro_batch == 1, in_order)
+        weights = add_mask(ops, weights, bias)
+        weights = ops.softmax(weights)
+        returned = ops.cast(weights.detach(), itemsize)
+        output = ops.cast(ops.matmul(weights, values, query.elements, True, in_order), itemsize)
+    del wide, query, keys, expanded, values, bias, weights, returned
     return ops.contiguous(output)
 
 

@@ -56,9 +56,10 @@ class SymbolicStep:
     def __call__(self, prefix: str = "") -> None:
         for _ in range(min(self.run.grad_accum, 2)):
             self.tape.phase = prefix + "forward"
-            loss = self.forward()
+            root = self.forward().node
             self.tape.phase = prefix + "backward"
-            self.tape.backward(loss.node, self.tape.new(1, FP32_BYTES, "ones_like"))
+            self.tape.backward(root, self.tape.new(1, FP32_BYTES, "ones_like"))
+            del root
         self.tape.phase = prefix + "optimizer"
         self.optimizer_step()
 
@@ -81,9 +82,11 @@ class SymbolicStep:
             return self.tape.new(elements, self.itemsize, "mask")
         return self.tape.new(elements, 1, "mask") if run.padded else None
 
-    def _rotary_tables(self) -> tuple[Tensor, Tensor]:
+    def _rotary_tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Cosines, sines, and the positions they were made from."""
         elements = self.run.seq_len * self.run.model.head_dim
-        return tuple(self.tape.new(elements, self.itemsize, name) for name in ("cos", "sin"))
+        cos_and_sin = [self.tape.new(elements, self.itemsize, name) for name in ("cos", "sin")]
+        return *cos_and_sin, self.tape.new(self.run.seq_len, INDEX_BYTES, "position_ids")
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.run.layer_kernels == "torch":
@@ -104,14 +107,20 @@ class SymbolicStep:
         tape, ops = self.tape, self.ops
 
         def run_again(hidden: Tensor) -> Node:
-            hidden.node, ops.kept = before, kept
-            again = tape.differentiable(hidden.detach(), "input", lambda g, _: (g,), (hidden,), (hidden,))
+            hidden.node, ops.kept, ops.early_stop = before, kept, True
+            held = [hidden, *tables, *([] if mask is None else [mask])]
+            if ops.keep_linears:
+                held.append(kept[-1])
+            again = tape.differentiable(hidden.detach(), "input", lambda g, *_: (g,), (hidden,), tuple(held))
+            residual_gradient = ops.tape.new(hidden.elements, ops.autocast_bytes, "to")  # autocast's, made before this
+            del held, hidden
             output = self._decoder_layer(layer, again, *context)
-            ops.kept = None
+            del residual_gradient
+            ops.kept, ops.early_stop = None, False
             ops.cast_weights.clear()
             return output.node
 
-        before = hidden.node
+        before, (mask, tables) = hidden.node, context
         tape.grad_enabled, ops.kept = False, kept
         output = self._decoder_layer(layer, hidden.detach(), *context)
         tape.grad_enabled, ops.kept = True, None
@@ -125,13 +134,15 @@ class SymbolicStep:
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_2)
         hidden = self._mlp(layer, hidden)
-        return self.ops.add(residual, hidden)
+        return self.ops.add(residual, hidden, last=True)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         ops = self.ops
         if self.run.layer_kernels == "liger":
-            return ops.linear(liger.silu_mul(ops, ops.linear(x, layer.gate), ops.linear(x, layer.up)), layer.down)
-        return ops.linear(ops.multiply(ops.silu(ops.linear(x, layer.gate)), ops.linear(x, layer.up)), layer.down)
+            product = liger.silu_mul(ops, ops.linear(x, layer.gate), ops.linear(x, layer.up))
+        else:
+            product = ops.multiply(ops.silu(ops.linear(x, layer.gate)), ops.linear(x, layer.up))
+        return ops.linear(product, layer.down, last=True)
 
     def _attention(self, layer: Layer, x: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
         ops = self.ops
@@ -145,7 +156,7 @@ class SymbolicStep:
         if self.run.layer_kernels == "liger":
             return q, k
         moved = [self.run.seq_len > 1 and heads > 1 for heads in (model.num_attention_heads, model.num_key_value_heads)]
-        return tuple(ops.rotate(ops.view(x, copied), *tables) for x, copied in zip((q, k), moved, strict=True))
+        return tuple(ops.rotate(ops.view(x, copied), *tables[:2]) for x, copied in zip((q, k), moved, strict=True))
 
     def _loss(self, hidden: Tensor) -> Tensor:
         """transformers' `ForCausalLMLoss`: fp32 logits, labels shifted by one, mean cross-entropy."""

@@ -7,9 +7,10 @@ transformers' `modeling_llama.py` and Liger's autograd functions call; the tests
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 from labs_utils import scratch
-from labs_utils.symbolic import Tape, Tensor
+from labs_utils.symbolic import Storage, Tape, Tensor
 
 FP32_BYTES = 4
 INDEX_BYTES = 8
@@ -26,7 +27,7 @@ class Operators:
         self.tape, self.batch, self.seq_len, self.tokens = tape, batch, seq_len, batch * seq_len
         self.autocast_bytes, self.workspace_bytes = autocast_bytes, workspace_bytes
         self.cast_weights: dict[int, Tensor] = {}
-        self.keep_linears, self.kept = False, None
+        self.keep_linears, self.kept, self.early_stop = False, None, False
         self._workspaces: dict[bool, Tensor] = {}
 
     def apply(self, name: str, elements: int, itemsize: int, backward, inputs, saves=(), part=None) -> Tensor:
@@ -62,9 +63,18 @@ class Operators:
         before = x.itemsize
         return self.apply("to", x.elements, itemsize, lambda g: (self.cast(g, before, part),), (x,), part=part)
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum of equally large tensors; saves nothing."""
-        return self.apply("add", x.elements, max(x.itemsize, y.itemsize), lambda g: (g, g), (x, y))
+    def add(self, x: Tensor, y: Tensor, last: bool = False) -> Tensor:
+        """The sum of equally large tensors; saves nothing. `last` as in `linear`."""
+        sizes = (x.itemsize, y.itemsize)
+        output = self.output(x.elements, max(sizes), "add", stopped=last and self.early_stop)
+        backward = lambda g: tuple(self.cast(g, size) for size in sizes)  # noqa: E731
+        return self.tape.differentiable(output, "add", backward, (x, y), ())
+
+    def output(self, elements: int, itemsize: int, name: str, part: str | None = None, stopped: bool = False) -> Tensor:
+        """A fresh tensor; one without storage where a recomputation has stopped already."""
+        if not stopped:
+            return self.tape.new(elements, itemsize, name, part)
+        return Tensor(elements, itemsize, Storage(self.tape, 0, name, None))
 
     def scale(self, x: Tensor) -> Tensor:
         """`x` times a number; saves nothing."""
@@ -79,13 +89,16 @@ class Operators:
         """A copy into order; saves nothing."""
         return self.apply("clone", x.elements, x.itemsize, lambda g: (g,), (x,))
 
-    def linear(self, x: Tensor, weight: Tensor, part: str | None = None) -> Tensor:
-        """`x @ weight.T`; saves both. Under autocast both are cast first, a weight once for the whole forward."""
+    def linear(self, x: Tensor, weight: Tensor, part: str | None = None, last: bool = False) -> Tensor:
+        """`x @ weight.T`; saves both. Under autocast both are cast first, a weight once for the whole forward.
+
+        `last` marks a layer's last save: `torch.utils.checkpoint` recomputes up to it and no further (`early_stop`).
+        """
         if self.autocast_bytes:
             weight, x = self._cast_weight(weight), self.cast(x, self.autocast_bytes)
         self.take_workspace()
         elements = weight.elements // (x.elements // self.tokens) * self.tokens
-        compute = lambda: self.tape.new(elements, x.itemsize, "mm", part)  # noqa: E731
+        compute = partial(self.output, elements, x.itemsize, "mm", part, stopped=last and self.early_stop)
         output = self.kept_or(compute) if self.keep_linears else compute()
         return self.tape.differentiable(output, "linear", self._linear_backward, (weight, x), (weight, x))
 
@@ -200,10 +213,11 @@ class Operators:
         self.scratch(scratch.softmax_backward(output.elements), "softmax_backward")
         return (result,)
 
-    def matmul(self, x: Tensor, y: Tensor, elements: int) -> Tensor:
-        """A batched matrix product; saves both. Autocast casts both."""
+    def matmul(self, x: Tensor, y: Tensor, elements: int, x_in_order: bool, y_in_order: bool) -> Tensor:
+        """A batched matrix product; saves both, cast by autocast and copied into order (batch and heads as one)."""
         if self.autocast_bytes:
             x, y = self.cast(x, self.autocast_bytes), self.cast(y, self.autocast_bytes)
+        x, y = (t if in_order else self.contiguous(t) for t, in_order in ((x, x_in_order), (y, y_in_order)))
         self.take_workspace()
         return self.apply("bmm", elements, x.itemsize, self._matmul_backward, (x, y), (x, y))
 
