@@ -17,7 +17,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 labs: $(HANDOUTS)
 
 handouts/%.html: notebooks/%.ipynb $(COURSE) $(INSTALLED)
-	@$(PYTHON) -m labs_utils.handouts $< --out handouts
+	@$(PYTHON) -m labs_utils.cli handouts $< --out handouts
 
 test: lint
 	$(PYTHON) -m pytest -n 2 --nbmake --nbmake-timeout=600 tests notebooks

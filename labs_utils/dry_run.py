@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from unittest import mock
 
 import torch
@@ -14,6 +15,9 @@ from labs_utils.estimate import read_off, why_unsupported
 from labs_utils.run import Run
 from labs_utils.timeline import Timeline
 from labs_utils.tracker import MemoryTracker
+
+# torch logs a traceback for sizes that it refuses; the answer says the same in one sentence.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 MATRIX_PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default")
 
@@ -36,7 +40,11 @@ def dry_run(run: Run, device: Device | str | None = CPU) -> Answer:
         reason = "Liger's kernels need a GPU; estimate covers them"
     if reason:
         return Answer.unsupported(run, "dry_run", device.name, reason)
-    answer = read_off(dry_run_timeline(run, device), run, "dry_run", device)
+    try:
+        timeline = dry_run_timeline(run, device)
+    except (RuntimeError, OverflowError) as error:  # tensors past 2**63 bytes, which no device could hold
+        return Answer.unsupported(run, "dry_run", device.name, f"torch refused the run: {str(error).splitlines()[0]}")
+    answer = read_off(timeline, run, "dry_run", device)
     if run.attention in ("flash_attention_2", "sdpa-efficient", "sdpa-cudnn"):
         answer.provenance["note"] = f"attention {run.attention!r} is stood for by PyTorch's flash attention for CPUs"
     return answer

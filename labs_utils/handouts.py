@@ -1,6 +1,6 @@
 """Handouts: a notebook executed on this machine, as one self-contained HTML page to read on a phone or on paper.
 
-Run as `python -m labs_utils.handouts notebooks/ --out handouts/`. Committed notebooks are read, never written.
+`labs handouts notebooks/ --out handouts/` writes them. Committed notebooks are read, never written.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
 import nbformat
-import typer
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -97,17 +95,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, CellTimeoutError):
         return f"ran longer than {CELL_LIMIT_SECONDS} seconds"
     return "its Python process died"
-
-
-def main(notebooks: list[Path], out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("handouts")):
-    """Execute notebooks (files or folders) and write each as one self-contained HTML page."""
-    try:
-        for page in write_handouts(notebooks, out):
-            typer.echo(f"wrote {page}")
-    except HandoutError as error:
-        typer.echo(f"{error}", err=True)
-        raise typer.Exit(1) from None
-
-
-if __name__ == "__main__":
-    typer.run(main)

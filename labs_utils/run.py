@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(ge=1, le=2**24)]
+MOST_PARAMETERS = 10**15
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2")
 
 
@@ -48,7 +49,7 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
         return filled
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> ModelShape:
+    def _sizes_fit(self) -> ModelShape:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -56,6 +57,8 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need an even one")
+        if self.parameters > MOST_PARAMETERS:
+            raise ValueError(f"these sizes make {self.parameters:.1e} parameters; the most that is answered is 1e15")
         return self
 
     @property

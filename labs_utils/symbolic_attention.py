@@ -76,7 +76,7 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
 
 
 def repeated_in_order(run: Run) -> bool:
-    """Whether repeated keys or values lie head by head: after a copy they do, else in a batch of one, if not repeated."""
+    """Whether repeated keys or values lie head by head: copies do, and what isn't repeated does in a batch of one."""
     heads, kv_heads = run.model.num_attention_heads, run.model.num_key_value_heads
     return run.micro_batch == 1 if heads == kv_heads else kv_heads > 1
 

@@ -255,7 +255,7 @@ def test_pictures_in_text_are_put_inside(tmp_path):
 
 
 def run_handouts(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "labs_utils.handouts", *map(str, arguments)]
+    command = [sys.executable, "-m", "labs_utils.cli", "handouts", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

@@ -158,7 +158,7 @@ def test_make_labs_does_nothing_twice(built_course):
 def test_make_labs_runs_a_notebook_again_when_what_it_shows_may_change(built_course, changed):
     (built_course / changed).touch()
     plan = planned(built_course, "labs")
-    assert "labs_utils.handouts notebooks/01_x.ipynb" in plan and "pip install" not in plan
+    assert "labs_utils.cli handouts notebooks/01_x.ipynb" in plan and "pip install" not in plan
 
 
 @pytest.mark.parametrize("changed", ["requirements.txt", "pyproject.toml"])

@@ -1,0 +1,140 @@
+"""The `labs` command: questions about runs from the shell, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from tqdm import tqdm
+
+from labs_utils.answer import Answer
+from labs_utils.device import Device, DeviceError, find_device
+from labs_utils.run import Run, RunError, read_runs
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+SHOWN_SHARE = 0.01  # parts smaller than this share of the peak are left out of a table
+RunsOption = Annotated[Path, typer.Option("--runs", help="A file with one run a line as JSON; - reads standard input.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="A name in data/gpus.csv; default: this machine.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")]
+
+
+@app.callback()
+def labs() -> None:
+    """Predict, measure and explain the memory and time of training large language models."""
+
+
+@app.command()
+def estimate(runs: RunsOption, device: DeviceOption = None, as_json: JsonOption = False) -> None:
+    """Estimate each run's memory in milliseconds, without torch or a GPU."""
+    from labs_utils.estimate import estimate as answer
+
+    answer_all(answer, runs, device, as_json)
+
+
+@app.command("dry-run")
+def dry_run(runs: RunsOption, device: DeviceOption = None, as_json: JsonOption = False) -> None:
+    """Run each run's real code over tensors without memory, in seconds, on any machine."""
+    from labs_utils.dry_run import dry_run as answer
+
+    answer_all(answer, runs, device, as_json)
+
+
+@app.command()
+def handouts(notebooks: list[Path], out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("handouts")):
+    """Execute notebooks (files or folders) and write each as one self-contained HTML page."""
+    from labs_utils.handouts import HandoutError, write_handouts
+
+    try:
+        for page in write_handouts(notebooks, out):
+            typer.echo(f"wrote {page}")
+    except HandoutError as error:
+        fail(str(error), code=1)
+
+
+def answer_all(ask: Callable[[Run, Device], Answer], runs: Path, device_name: str | None, as_json: bool) -> None:
+    """Answer the good lines in order and complain about the bad ones; exits with 2 if there was one, or no run."""
+    try:
+        device = find_device(device_name)
+    except DeviceError as error:
+        fail(str(error))
+    lines = read_lines(runs)
+    answers, bad_lines = [], 0
+    for _, run in tqdm(read_runs(lines, source_name(runs)), total=len(lines), unit="run", leave=False, disable=None):
+        if isinstance(run, RunError):
+            bad_lines += 1
+            tqdm.write(f"labs: {run}", file=sys.stderr)
+            continue
+        answers.append(ask(run, device))
+        if as_json:
+            tqdm.write(json.dumps(answers[-1].to_dict()), file=sys.stdout)
+    if answers and not as_json:
+        print_table(answers)
+    if not answers and not bad_lines:
+        fail(f"{source_name(runs)} holds no run; write one JSON object a line")
+    if bad_lines:
+        raise typer.Exit(2)
+
+
+def source_name(runs: Path) -> str:
+    return "standard input" if str(runs) == "-" else str(runs)
+
+
+def read_lines(runs: Path) -> list[bytes]:
+    """The lines of a file, or of standard input; exits with 2 where it can't be read."""
+    try:
+        content = sys.stdin.buffer.read() if str(runs) == "-" else runs.read_bytes()
+    except OSError as error:
+        fail(f"{runs} can't be read: {error.strerror.lower()}")
+    if b"\0" in content:
+        fail(f"{source_name(runs)} is a binary file; a runs file holds UTF-8 text, one JSON object a line")
+    return content.splitlines()
+
+
+def fail(sentence: str, code: int = 2) -> NoReturn:
+    typer.echo(f"labs: {sentence}", err=True)
+    raise typer.Exit(code)
+
+
+def print_table(answers: list[Answer]) -> None:
+    """One row an answer: what was asked, the outcome, the peak and the parts that make most of it, in GiB."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run", "device", "outcome", "peak", "made of", title="Peak memory, GiB", box=box.SIMPLE)
+    table.columns[3].justify = "right"
+    for answer in answers:
+        table.add_row(*row(answer))
+    Console().print(table)
+
+
+def row(answer: Answer) -> Iterator[str]:
+    yield describe(answer.run)
+    yield answer.device or ""
+    if answer.peak_bytes is None:
+        yield f"{answer.outcome}: {answer.provenance.get('reason', '')}"
+        return
+    yield f"{answer.outcome}, {answer.phase}"
+    yield gib(answer.peak_bytes)
+    shown = {part: size for part, size in (answer.parts or {}).items() if size >= SHOWN_SHARE * answer.peak_bytes}
+    yield ", ".join(f"{part.replace('_', ' ')} {gib(size)}" for part, size in shown.items())
+
+
+def describe(run: Run) -> str:
+    """What sets a run apart: its parameters, its tokens, and every field that isn't the default."""
+    changed = {field: value for field, value in run if value != Run.model_fields[field].default}
+    fields = [str(changed[field]) for field in changed if field not in ("model", "micro_batch", "seq_len")]
+    return " ".join([f"{run.model.parameters / 1e6:,.0f}M", f"{run.micro_batch}×{run.seq_len}", *fields])
+
+
+def gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f}" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**30:.2g}"
+
+
+if __name__ == "__main__":
+    app()
