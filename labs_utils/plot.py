@@ -1,1 +1,197 @@
-"""Figures of answers and timelines: `compare`, `plot_parts`, `plot_timeline`. Each returns a matplotlib figure."""
+"""Figures of answers and timelines: `compare`, `plot_parts`, `plot_timeline`, `plot_curves`.
+
+A figure asks its question in its title. What was recorded on another machine is drawn hollow and dashed, and named so;
+what this machine measured, dry-ran or estimated is drawn filled (`labs_utils.looks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from labs_utils.answer import PARTS, PHASES, Answer
+from labs_utils.device import Device
+from labs_utils.figures import show
+from labs_utils.looks import LEGEND, LOOKS, UNKNOWN, curve_style, new_axes, part_legend, part_style, wrapped
+from labs_utils.predictions import METHOD_LABELS
+from labs_utils.tables import scale, show_table, worded, worded_bytes
+from labs_utils.timeline import Moment, Timeline
+
+COLUMNS = ("method", "device", "outcome", "peak", "phase")
+MOST_MOMENTS = 120  # a peak of few events still gets a width that the eye can see
+
+
+class Curve(NamedTuple):
+    """Points {x: y} under a label, drawn as their `method` is: that of an `Answer`, or "" for mere arithmetic."""
+
+    label: str
+    points: Mapping[float, float]
+    method: str = "measure"
+
+    def __str__(self) -> str:
+        return f"{self.label} ({METHOD_LABELS[self.method]})" if self.method else self.label
+
+
+def compare(*answers: Answer, title: str = "How much memory does this run need?") -> None:
+    """Show a row of a table and a bar of a figure for each answer, with what sets their runs apart."""
+    fields = _varying_fields(answers)
+    show_table((*["run"] * bool(fields), *COLUMNS), [_row(answer, fields) for answer in answers])
+    _show_parts(["\n".join([*_settings(answer, fields), _source(answer)]) for answer in answers], answers, title)
+
+
+def plot_parts(
+    bars: Mapping[str, Answer | Mapping[str, int]], title: str, xlabel: str = "", device: Device | None = None
+) -> None:
+    """Draw one stacked bar for each label: an answer's parts, or bytes by part. `device` adds a line at its memory."""
+    _show_parts(list(bars), list(bars.values()), title, xlabel, device)
+
+
+def plot_timeline(timeline: Timeline, title: str, phases: tuple[str, ...] = PHASES) -> None:
+    """Draw the live bytes of a step by part, event by event, with its phases and its peak."""
+    peak = timeline.peak(*phases)
+    where = f"Stacked area over the phases {', '.join(phases)}; the peak is in {peak.event.phase}"
+    show(timeline_figure(timeline, title, phases), f"{title} {where}: {_worded_parts(peak.parts)}.")
+
+
+def plot_curves(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool = False) -> None:
+    """Draw a line with markers for each curve; `log` makes both axes logarithmic, for x in doublings."""
+    ends = "; ".join(f"{curve} from {_end(curve, min)} to {_end(curve, max)}" for curve in curves)
+    show(curves_figure(curves, title, xlabel, ylabel, log), f"{title} Line chart of {ylabel} by {xlabel}: {ends}.")
+
+
+def parts_figure(labels: Sequence[str], values: Sequence, title: str, xlabel: str = "", device: Device | None = None):
+    """The figure of `plot_parts`."""
+    stacks = [bytes_by_part(value) for value in values]
+    size, unit = scale(max(sum(stack.values()) for stack in stacks))
+    axes = new_axes(title, xlabel, f"memory ({unit})")
+    for position, (value, stack) in enumerate(zip(values, stacks, strict=True)):
+        _draw_stack(axes, position, value, stack, size)
+    if device and device.memory_bytes:
+        axes.axhline(device.memory_bytes / size, color="black", linestyle=":", label=f"memory of one {device.name}")
+    axes.set_xticks(range(len(labels)), [wrapped(label, 48 // len(labels)) for label in labels])
+    axes.margins(y=0.2)  # room for the notes above the bars
+    part_legend(axes, {part: max(stack.get(part, 0) for stack in stacks) / size for part in LOOKS})
+    return axes.figure
+
+
+def bytes_by_part(value: Answer | Mapping[str, int]) -> dict[str, int]:
+    """What a bar is made of; an answer that doesn't know its parts is one piece, and one without bytes is nothing."""
+    if not isinstance(value, Answer):
+        return dict(value)
+    return value.parts or ({} if value.peak_bytes is None else {UNKNOWN: value.peak_bytes})
+
+
+def timeline_figure(timeline: Timeline, title: str, phases: tuple[str, ...] = PHASES):
+    """The figure of `plot_timeline`."""
+    every = list(timeline.moments(phases))
+    peak, moments = max(every, key=lambda moment: moment.live_bytes), thinned(every)
+    size, unit = scale(peak.live_bytes)
+    axes = new_axes(title, "allocations and frees, in order", f"memory ({unit})")
+    shown = [part for part in PARTS if any(moment.parts[part] for _, moment in moments)]
+    series = [[moment.parts[part] / size for _, moment in moments] for part in shown]
+    for part, area in zip(shown, axes.stackplot([x for x, _ in moments], series, step="post"), strict=True):
+        area.set(**part_style(part, "measure") | {"linewidth": 0})
+    axes.set(xlim=(0, len(every)), ylim=(0, 1.4 * peak.live_bytes / size))
+    _mark_phases(axes, [moment.event.phase for moment in every])
+    _mark_peak(axes, every.index(peak) / len(every), peak, size)
+    part_legend(axes, dict(zip(shown, map(max, series), strict=True)))
+    return axes.figure
+
+
+def thinned(moments: Sequence[Moment], most: int = MOST_MOMENTS) -> list[tuple[int, Moment]]:
+    """At most `most` moments with their positions: the highest of each stretch, so that the peak stays."""
+    stretch = -(-len(moments) // most)
+    stretches = (range(start, min(start + stretch, len(moments))) for start in range(0, len(moments), stretch))
+    return [(i := max(positions, key=lambda j: moments[j].live_bytes), moments[i]) for positions in stretches]
+
+
+def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool = False):
+    """The figure of `plot_curves`."""
+    axes = new_axes(title, xlabel, ylabel)
+    for number, curve in enumerate(curves):
+        points = sorted(curve.points.items())
+        axes.plot(*zip(*points, strict=True), label=str(curve), **curve_style(number, curve.method))
+    if log:
+        xs = sorted({x for curve in curves for x in curve.points})
+        axes.set(xscale="log", yscale="log")
+        axes.set_xticks(xs, [f"{x // 1024}k" if x >= 1024 else f"{x:g}" for x in xs], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter("{x:,g}")
+    axes.grid(alpha=0.3)
+    axes.figure.legend(ncols=2, **LEGEND)
+    return axes.figure
+
+
+def _show_parts(labels: Sequence[str], values: Sequence, title: str, *rest) -> None:
+    bars = zip(labels, map(bytes_by_part, values), strict=True)
+    alt = "; ".join(f"{' '.join(label.split())}: {_worded_parts(stack)}" for label, stack in bars)
+    show(parts_figure(labels, values, title, *rest), f"{title} Bar chart. {alt}.")
+
+
+def _draw_stack(axes, position: int, value: Answer | Mapping, stack: dict[str, int], size: int) -> None:
+    answered, bottom = isinstance(value, Answer), 0.0
+    for part in (part for part in LOOKS if stack.get(part)):
+        style = part_style(part, value.method if answered else "estimate")
+        axes.bar(position, stack[part] / size, 0.7, bottom, **style)
+        bottom += stack[part] / size
+    notes = [f"{bottom:,.{1 if bottom < 1000 else 0}f}"] if stack else []
+    notes += [wrapped(value.outcome, 8)] if answered and value.outcome != "ok" else []
+    place = {"textcoords": "offset points", "ha": "center", "bbox": {"color": "white", "pad": 0.5}}
+    axes.annotate("\n".join(notes), (position, bottom), (0, 3), **place)
+
+
+def _mark_phases(axes, phase_of: Sequence[str]) -> None:
+    """A line where each phase begins, and its name, on three levels in turn; the last name ends at the right edge."""
+    phases = list(dict.fromkeys(phase_of))
+    for number, phase in enumerate(phases):
+        start, last = phase_of.index(phase), phase == phases[-1]
+        axes.axvline(start, ymax=0.82, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 9}
+        end = {"xy": (len(phase_of), 0.99), "ha": "right"} if last else {"xy": (start, 0.99 - 0.06 * (number % 3))}
+        axes.annotate(phase, **end, xytext=(0 if last else 2, 0), **place)
+
+
+def _mark_peak(axes, across: float, peak: Moment, size: int) -> None:
+    """A triangle and the bytes at the peak, `across` the figure (0 to 1)."""
+    x, y = across * axes.get_xlim()[1], peak.live_bytes / size
+    axes.plot(x, y, "v", color="black")
+    place = {"textcoords": "offset points", "ha": "right" if across > 0.5 else "left"}
+    axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (0, 7), weight="bold", **place)
+
+
+def _varying_fields(answers: Sequence[Answer]) -> list[str]:
+    """The fields in which the answers' runs differ."""
+    runs = [answer.run.to_dict() for answer in answers]
+    return [field for field in runs[0] if any(run[field] != runs[0][field] for run in runs)]
+
+
+def _settings(answer: Answer, fields: Sequence[str]) -> list[str]:
+    """What sets this answer's run apart from the others: "seq_len 4096"."""
+    model = f"{answer.run.model.parameters / 1e9:.3g}B parameters"
+    return [model if field == "model" else f"{field} {getattr(answer.run, field)}" for field in fields]
+
+
+def _source(answer: Answer) -> str:
+    return (
+        f"{METHOD_LABELS[answer.method]}{' on' if answer.method == 'recall' else ','} {answer.device or 'any device'}"
+    )
+
+
+def _row(answer: Answer, fields: Sequence[str]) -> list[str]:
+    """The cells under "run" (where there are fields that set runs apart) and `COLUMNS`."""
+    run = [", ".join(_settings(answer, fields))] if fields else []
+    outcome = ": ".join(filter(None, [answer.outcome, answer.provenance.get("reason")]))
+    peak = "" if answer.peak_bytes is None else worded_bytes(answer.peak_bytes)
+    return [*run, METHOD_LABELS[answer.method], answer.device or "any", outcome, peak, answer.phase or ""]
+
+
+def _worded_parts(stack: Mapping[str, int]) -> str:
+    """Such as "60.0 GiB (parameters 15.0 GiB, gradients 15.0 GiB)", without parts of less than a thousandth."""
+    total = sum(stack.values())
+    named = [f"{part.replace('_', ' ')} {worded_bytes(size)}" for part, size in stack.items() if size * 1000 > total]
+    return f"{worded_bytes(total)} ({', '.join(named)})" if stack else "no bytes known"
+
+
+def _end(curve: Curve, which) -> str:
+    x, y = which(curve.points.items())
+    return f"{worded(float(y))} at {worded(x)}"

@@ -1,0 +1,62 @@
+"""How figures look: a colour and a hatch for each part, and hollow dashes for what was recorded on another machine."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+UNKNOWN = "parts not known"
+# The lecture's colours, kept apart in lightness for colour-blind readers; and a hatch for each.
+LOOKS = {
+    "parameters": ("#5b2a86", ""),
+    "gradients": ("#d1332e", "\\\\\\"),
+    "optimizer_states": ("#8fd694", "///"),
+    "activations": ("#f6a02d", "..."),
+    "logits": ("#b57f00", "xxx"),
+    "buffers": ("#8a8a8a", "|||"),
+    "workspace": ("#d4d4d4", "---"),
+    UNKNOWN: ("#a9bcd0", "+++"),
+}
+LEGEND = {"loc": "outside lower left", "frameon": False, "fontsize": 9, "columnspacing": 1.2}
+CURVE_LOOKS = (("#1b6ca8", "o"), ("#d1332e", "s"), ("#5b2a86", "^"), ("#b57f00", "D"), ("#333333", "v"))
+
+
+def part_style(part: str, method: str) -> dict[str, Any]:
+    """How a bar or an area of `part` is drawn: filled, or hollow and dashed where it was recorded elsewhere."""
+    colour, hatch = LOOKS[part]
+    if method == "recall":
+        return {"facecolor": "white", "edgecolor": colour, "linestyle": "--", "linewidth": 1.6, "hatch": hatch}
+    return {"facecolor": colour, "edgecolor": "white", "linestyle": "-", "linewidth": 0.5, "hatch": hatch}
+
+
+def curve_style(number: int, method: str) -> dict[str, Any]:
+    """How the curve with that number is drawn: filled markers, or hollow and dashed where it was recorded elsewhere."""
+    colour, marker = CURVE_LOOKS[number % len(CURVE_LOOKS)]
+    hollow = {"linestyle": "--", "markerfacecolor": "white"} if method == "recall" else {"linestyle": "-"}
+    return {"color": colour, "marker": marker, "markersize": 6, **hollow}
+
+
+def new_axes(title: str, xlabel: str, ylabel: str):
+    """Axes of a new figure, narrow enough for a phone."""
+    from matplotlib.figure import Figure
+
+    axes = Figure(figsize=(5.2, 4.1), layout="constrained").add_subplot(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(wrapped(title, 46), loc="left", fontsize=12, weight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of at most `width` characters, a longer word apart."""
+    return "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())
+
+
+def part_legend(axes, heights: Mapping[str, float]) -> None:
+    """A legend below the axes, of the lines and of the parts whose greatest height is large enough to be seen."""
+    from matplotlib.patches import Patch
+
+    seen = [part for part, height in heights.items() if height > axes.get_ylim()[1] / 500]
+    patches = [Patch(label=part.replace("_", " "), **part_style(part, "estimate")) for part in seen]
+    lines = axes.get_legend_handles_labels()[0]
+    axes.figure.legend(handles=patches + lines, ncols=3, handleheight=1.3, **LEGEND)
