@@ -99,10 +99,10 @@ def timeline_figure(timeline: Timeline, title: str, phases: tuple[str, ...] = PH
 
 
 def thinned(moments: Sequence[Moment], most: int = MOST_MOMENTS) -> list[tuple[int, Moment]]:
-    """At most `most` moments with their positions: the highest of each stretch, so that the peak stays."""
+    """At most `most` moments: the start of each stretch of equal length with its highest moment, so the peak stays."""
     stretch = -(-len(moments) // most)
-    stretches = (range(start, min(start + stretch, len(moments))) for start in range(0, len(moments), stretch))
-    return [(i := max(positions, key=lambda j: moments[j].live_bytes), moments[i]) for positions in stretches]
+    starts = range(0, len(moments), stretch)
+    return [(start, max(moments[start : start + stretch], key=lambda moment: moment.live_bytes)) for start in starts]
 
 
 def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool = False):
