@@ -14,8 +14,8 @@ from labs_utils.symbolic import Tensor
 from labs_utils.symbolic_operators import FP32_BYTES, Operators
 
 
-def repeat_kv(ops: Operators, run: Run, x: Tensor) -> Tensor:
-    """Keys or values once for every query head; saves nothing. A single head is repeated without a copy."""
+def repeat_kv(ops: Operators, run: Run, x: Tensor, copied: bool = False) -> Tensor:
+    """Keys or values once for every query head; saves nothing. A single head needs no copy, but may be `copied`."""
 
     def backward(gradient):
         return (ops.tape.new(before, itemsize, "sum"),)
@@ -24,7 +24,7 @@ def repeat_kv(ops: Operators, run: Run, x: Tensor) -> Tensor:
     before, itemsize = x.elements, x.itemsize
     if groups == 1:
         return x
-    if run.model.num_key_value_heads > 1:
+    if run.model.num_key_value_heads > 1 or copied:
         return ops.apply("expand", before * groups, itemsize, backward, (x,))
     view = Tensor(before * groups, itemsize, x.storage)
     return ops.tape.differentiable(view, "expand", backward, (x,), ())
@@ -67,18 +67,18 @@ def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: T
 def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
-    weights = ops.matmul(q, keys, scores(run), run.micro_batch == 1, repeated_in_order(run))
+    in_order = run.micro_batch == 1 or (grouped(run) and run.model.num_key_value_heads > 1)  # copies lie head by head
+    weights = ops.matmul(q, keys, scores(run), run.micro_batch == 1, in_order)
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
     weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
-    output = ops.matmul(weights, values, q.elements, True, repeated_in_order(run))
+    output = ops.matmul(weights, values, q.elements, True, in_order)
     return ops.contiguous(output)
 
 
-def repeated_in_order(run: Run) -> bool:
-    """Whether repeated keys or values lie head by head: copies do, and what isn't repeated does in a batch of one."""
-    heads, kv_heads = run.model.num_attention_heads, run.model.num_key_value_heads
-    return run.micro_batch == 1 if heads == kv_heads else kv_heads > 1
+def grouped(run: Run) -> bool:
+    """Whether several query heads share a key/value head."""
+    return run.model.num_attention_heads > run.model.num_key_value_heads
 
 
 def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
@@ -94,15 +94,15 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     wide = [ops.cast(x, FP32_BYTES) for x in (q, k, v)]
     query = ops.scale(wide[0])
     bias = ops.tape.new(run.seq_len**2, FP32_BYTES, "mask")
-    expanded, values = repeat_kv(ops, run, wide[1]), repeat_kv(ops, run, wide[2])
-    keys, in_order = ops.scale(expanded), repeated_in_order(run)
+    expanded, values = (repeat_kv(ops, run, x, copied=True) for x in wide[1:])
+    in_order = run.micro_batch == 1 or grouped(run)
     with ops.no_autocast():
-        weights = ops.matmul(query, keys, scores(run), run.micro_batch == 1, in_order)
+        weights = ops.matmul(query, ops.scale(expanded), scores(run), run.micro_batch == 1, in_order)
         weights = add_mask(ops, weights, bias)
         weights = ops.softmax(weights)
         returned = ops.cast(weights.detach(), itemsize)
         output = ops.cast(ops.matmul(weights, values, query.elements, True, in_order), itemsize)
-    del wide, query, keys, expanded, values, bias, weights, returned
+    del wide, query, expanded, values, bias, weights, returned
     return ops.contiguous(output)
 
 
