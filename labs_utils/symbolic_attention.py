@@ -1,5 +1,7 @@
 """The attention kernels in sizes: `ATTENTION[kernel](ops, run, q, k, v, mask)` gives (tokens, heads x head_dim).
 
+A second tensor is the attention weights, or None: transformers' decoder layer refers to them until it ends.
+
 transformers' integrations/sdpa_attention.py and `eager_attention_forward`; aten/native/transformers/attention.cpp.
 """
 
@@ -50,7 +52,7 @@ def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor,
     )
     saves = tuple(x for x in (q, k, v, output, logsumexp, mask) if x is not None)
     del before_cast  # the callers hold them until the kernel has run
-    return ops.tape.differentiable(output, kernel, partial(fused_backward, kernel, ops, run), (q, k, v), saves)
+    return ops.tape.differentiable(output, kernel, partial(fused_backward, kernel, ops, run), (q, k, v), saves), None
 
 
 def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved):
@@ -64,7 +66,7 @@ def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: T
     return results
 
 
-def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
     in_order = run.micro_batch == 1 or (grouped(run) and run.model.num_key_value_heads > 1)  # copies lie head by head
@@ -73,7 +75,7 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
     weights = add_mask(ops, weights, mask)
     weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
     output = ops.matmul(weights, values, q.elements, True, in_order)
-    return ops.contiguous(output)
+    return ops.contiguous(output), weights
 
 
 def grouped(run: Run) -> bool:
@@ -86,7 +88,7 @@ def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
     return ops.apply("add", weights.elements, itemsize, lambda g: (ops.cast(g, before),), (weights,))
 
 
-def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: None) -> tuple[Tensor, None]:
     """`_scaled_dot_product_attention_math`: everything in fp32; saves scaled q and k, v and the probabilities."""
     itemsize, v = ops.autocast_bytes or q.itemsize, ops.view(v)
     if ops.autocast_bytes:
@@ -103,7 +105,7 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
         returned = ops.cast(weights.detach(), itemsize)
         output = ops.cast(ops.matmul(weights, values, query.elements, True, in_order), itemsize)
     del wide, query, expanded, values, bias, weights, returned
-    return ops.contiguous(output)
+    return ops.contiguous(output), None
 
 
 ATTENTION = {

@@ -129,7 +129,7 @@ class SymbolicStep:
     def _decoder_layer(self, layer: Layer, hidden: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_1)
-        hidden = self._attention(layer, hidden, mask, tables)
+        hidden, weights = self._attention(layer, hidden, mask, tables)
         hidden = self.ops.add(residual, hidden)
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_2)
@@ -144,12 +144,12 @@ class SymbolicStep:
             product = ops.multiply(ops.silu(ops.linear(x, layer.gate)), ops.linear(x, layer.up))
         return ops.linear(product, layer.down, last=True)
 
-    def _attention(self, layer: Layer, x: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
+    def _attention(self, layer: Layer, x: Tensor, mask: Tensor | None, tables: tuple) -> tuple[Tensor, Tensor | None]:
         ops = self.ops
         q, k, v = (ops.linear(x, weight) for weight in (layer.q, layer.k, layer.v))
         q, k = self._rotary(q, k, tables)
-        output = self.attend(ops, self.run, q, k, v, mask)
-        return ops.linear(output, layer.o)
+        output, weights = self.attend(ops, self.run, q, k, v, mask)
+        return ops.linear(output, layer.o), weights
 
     def _rotary(self, q: Tensor, k: Tensor, tables: tuple) -> tuple[Tensor, Tensor]:
         ops, model = self.ops, self.run.model
@@ -160,8 +160,10 @@ class SymbolicStep:
 
     def _loss(self, hidden: Tensor) -> Tensor:
         """transformers' `ForCausalLMLoss`: fp32 logits, labels shifted by one, mean cross-entropy."""
-        ops, labels = self.ops, self.tape.new(self.run.tokens, INDEX_BYTES, "labels")
-        if self.run.loss_kernel == "liger":
+        ops, run = self.ops, self.run
+        padded = self.tape.new(run.micro_batch * (run.seq_len + 1), INDEX_BYTES, "pad")
+        labels = padded if run.micro_batch == 1 else self.tape.new(run.tokens, INDEX_BYTES, "clone")
+        if run.loss_kernel == "liger":
             return liger.linear_cross_entropy(ops, hidden, self.head, labels)
         logits = ops.linear(hidden, self.head, part="logits")
         return ops.cross_entropy(ops.cast(logits, FP32_BYTES, part="logits"), labels)
