@@ -65,12 +65,12 @@ class SymbolicStep:
 
     def forward(self) -> Tensor:
         run, ops = self.run, self.ops
-        hidden = ops.embedding(self.ids, self.embedding, run.model.hidden_size)
+        hidden = embedded = ops.embedding(self.ids, self.embedding, run.model.hidden_size)
         mask, tables = self._mask(), self._rotary_tables()
         for index, layer in enumerate(self.layers):
             hidden = self._layer(index, layer, hidden, mask, tables)
         hidden = self._rms_norm(hidden, self.norm)
-        del mask, tables
+        del embedded, mask, tables
         loss = self._loss(hidden)
         ops.cast_weights.clear()
         return loss
