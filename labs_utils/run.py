@@ -86,9 +86,9 @@ def _is_count(value: Any) -> bool:
 def _refuse_other_architectures(config: dict) -> None:
     """Raise `ValueError` where a config asks for tensors that a plain Llama doesn't have."""
     if config.get("model_type", "llama") not in SUPPORTED_MODEL_TYPES:
-        raise ValueError(f"model_type {config['model_type']!r} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}")
+        raise ValueError(f"model_type {_short(config['model_type'])} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}")
     if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {config['hidden_act']!r} is not 'silu'")
+        raise ValueError(f"hidden_act {_short(config['hidden_act'])} is not 'silu'")
     for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if config.get(field):
             raise ValueError(f"{field} is set, which no formula here covers; remove it")
@@ -119,7 +119,7 @@ def _preset(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in PRESETS:
-        raise ValueError(f"{value!r} is not a preset; known: {', '.join(PRESETS)}")
+        raise ValueError(f"{_short(value)} is not a preset; known: {', '.join(PRESETS)}")
     return PRESETS[value]
 
 
@@ -128,7 +128,7 @@ def _checkpointing(value: Any) -> Any:
     step = value.removeprefix("every-") if isinstance(value, str) else ""
     if value in named or (step.isascii() and step.isdigit() and step == str(int(step)) and 1 <= int(step) <= 1000):
         return value
-    raise ValueError(f"{value!r} is not one of {', '.join(named)} or every-K, 1 ≤ K ≤ 1000")
+    raise ValueError(f"{_short(value)} is not one of {', '.join(named)} or every-K, 1 ≤ K ≤ 1000")
 
 
 class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
@@ -220,7 +220,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"{field} is not a field of a run; known: {', '.join(Run.model_fields)}"
+        return f"{_short(field)} is not a field of a run; known: {', '.join(Run.model_fields)}"
     if first["type"] == "missing":
         return f"{field} is missing"
     message = first["msg"].removeprefix("Value error, ")
@@ -247,7 +247,8 @@ def _read_line(line: bytes) -> Run:
         data = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise RunError("is not UTF-8 text; a runs file holds one JSON object a line") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        detail = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        raise RunError(f"is not a complete JSON object ({detail})") from None
+    except json.JSONDecodeError as error:
+        raise RunError(f"is not a complete JSON object ({error.msg})") from None
+    except (RecursionError, ValueError):  # Python reads no more than 4300 digits
+        raise RunError("is nested too deeply, or holds a number of too many digits") from None
     return Run.parse(data["run"] if isinstance(data, dict) and "run" in data else data)
