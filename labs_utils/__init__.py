@@ -14,7 +14,10 @@ _MODULE_OF = {
     "estimate": ("estimate",),
     "dry_run": ("dry_run", "dry_run_timeline"),
     "tracker": ("MemoryTracker", "Timeline"),
-    "plot": ("compare", "plot_parts", "plot_timeline"),
+    "measure": ("measure",),
+    "recall": ("recall",),
+    "plot": ("compare", "plot_parts", "plot_timeline", "plot_curves", "Curve"),
+    "tables": ("show_table",),
     "exercises": ("Exercise", "check", "predict", "reveal"),
 }
 _HOME = {name: module for module, names in _MODULE_OF.items() for name in names}

@@ -45,6 +45,37 @@ def dry_run(runs: RunsOption, device: DeviceOption = None, as_json: JsonOption =
 
 
 @app.command()
+def measure(
+    runs: RunsOption,
+    out: Annotated[Path | None, typer.Option(help="Append each answer to this file as soon as it is made.")] = None,
+    resume: Annotated[bool, typer.Option(help="Leave out runs that --out has an answer to.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run each run on this machine, one process each: peak bytes by phase, and seconds a step."""
+    from labs_utils.measure import measure_to_file
+
+    if resume and out is None:
+        fail("--resume needs --out, the file to go on with")
+    good, bad_lines = read_all(runs)
+    try:
+        answers = list(tqdm(measure_to_file(good, out, resume), total=len(good), unit="run", disable=None))
+    except OSError as error:
+        fail(f"{error.filename} can't be written: {error.strerror.lower()}")
+    show(answers, as_json)
+    finish(answers or good, bad_lines, runs)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what this machine can do: rates measured, packages tried, and what each lab shows on it."""
+    from labs_utils.doctor import doctor as examined
+    from labs_utils.findings import print_tables
+
+    report = examined()
+    typer.echo(report.model_dump_json()) if as_json else print_tables(report)
+
+
+@app.command()
 def handouts(notebooks: list[Path], out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("handouts")):
     """Execute notebooks (files or folders) and write each as one self-contained HTML page."""
     from labs_utils.handouts import HandoutError, write_handouts
@@ -62,18 +93,31 @@ def answer_all(ask: Callable[[Run, Device], Answer], runs: Path, device_name: st
         device = find_device(device_name)
     except DeviceError as error:
         fail(str(error))
-    lines = read_lines(runs)
-    answers, bad_lines = [], 0
-    for _, run in tqdm(read_runs(lines, source_name(runs)), total=len(lines), unit="run", leave=False, disable=None):
-        if isinstance(run, RunError):
-            bad_lines += 1
-            tqdm.write(f"labs: {run}", file=sys.stderr)
-            continue
-        answers.append(ask(run, device))
-        if as_json:
-            tqdm.write(json.dumps(answers[-1].to_dict()), file=sys.stdout)
-    if answers and not as_json:
+    good, bad_lines = read_all(runs)
+    answers = [ask(run, device) for run in tqdm(good, unit="run", leave=False, disable=None)]
+    show(answers, as_json)
+    finish(answers, bad_lines, runs)
+
+
+def read_all(runs: Path) -> tuple[list[Run], int]:
+    """The runs of a file, and how many lines were none: each of those is complained about."""
+    lines = [run for _, run in read_runs(read_lines(runs), source_name(runs))]
+    good = [run for run in lines if isinstance(run, Run)]
+    for error in (run for run in lines if isinstance(run, RunError)):
+        typer.echo(f"labs: {error}", err=True)
+    return good, len(lines) - len(good)
+
+
+def show(answers: list[Answer], as_json: bool) -> None:
+    if as_json:
+        for answer in answers:
+            typer.echo(json.dumps(answer.to_dict()))
+    elif answers:
         print_table(answers)
+
+
+def finish(answers: list, bad_lines: int, runs: Path) -> None:
+    """Exit with 2 if a line was bad or there was no run at all."""
     if not answers and not bad_lines:
         fail(f"{source_name(runs)} holds no run; write one JSON object a line")
     if bad_lines:

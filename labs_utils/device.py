@@ -97,7 +97,7 @@ def this_device() -> Device:
         return CPU.model_copy(update={"memory_bytes": psutil.virtual_memory().total})
     name, memory_mib, capability = gpu
     for device in known_devices().values():
-        if device.matches == name:
+        if device.matches and name.startswith(device.matches):
             return device
     capability = float(capability)
     workspace_bytes = HOPPER_WORKSPACE_BYTES if int(capability) == 9 else WORKSPACE_BYTES

@@ -36,8 +36,7 @@ def dry_run(run: Run, device: Device | str | None = CPU) -> Answer:
     """
     device = device if isinstance(device, Device) else find_device(device)
     reason = why_unsupported(run, device)
-    if reason is None and "liger" in (run.layer_kernels, run.loss_kernel):
-        reason = "Liger's kernels need a GPU; estimate covers them"
+    reason = reason or why_not_torch(run)
     if reason:
         return Answer.unsupported(run, "dry_run", device.name, reason)
     try:
@@ -69,6 +68,15 @@ def dry_run_timeline(run: Run, device: Device = CPU) -> Timeline:
         step(tracker.phase, micro_steps)
         tracker.phase("after")
     return tracker.timeline
+
+
+def why_not_torch(run: Run) -> str | None:
+    """Why the run isn't made of torch operators alone; None if it is."""
+    if "liger" in (run.layer_kernels, run.loss_kernel):
+        return "Liger's kernels need a GPU; estimate covers them"
+    if run.optimizer == "adamw-8bit":
+        return "bitsandbytes' optimizers aren't made of torch operators; estimate covers them"
+    return None
 
 
 def stand_in(run: Run, device: Device) -> str:

@@ -58,15 +58,16 @@ def predict(prediction_id: str, guess: Any, unit: str = "", question: str = "") 
     _display(f"{prediction_id}: {said}.", asdict(prediction))
 
 
-def reveal(prediction_id: str, answer: Any, unit: str | None = None) -> None:
+def reveal(prediction_id: str, answer: Any, unit: str | None = None, method: str = "measure") -> None:
     """Draw the guess beside `answer`, and say how far off it was.
 
-    `answer` is a number in `unit` (default: the guess's), or a `labs_utils.answer.Answer`, whose peak is shown.
+    `answer` is a number in `unit` (default: the guess's) that `method` (a key of `METHOD_LABELS`) found, or a
+    `labs_utils.answer.Answer`, whose peak and method are shown.
     Without a guess only the answer is drawn. What can't be drawn is answered by one printed sentence.
     """
     prediction = _predictions.get(prediction_id)
     try:
-        value, own_unit, label = _answered(answer, unit, prediction)
+        value, own_unit, label = _answered(answer, unit, prediction, method)
         shown_unit = prediction.unit if prediction else own_unit
         value = _convert(value, own_unit, shown_unit)
     except _Unusable as problem:
@@ -78,13 +79,13 @@ def reveal(prediction_id: str, answer: Any, unit: str | None = None) -> None:
     print(sentence)
 
 
-def _answered(answer: Any, unit: str | None, prediction: Prediction | None) -> tuple[float, str, str]:
+def _answered(answer: Any, unit: str | None, prediction: Prediction | None, method: str) -> tuple[float, str, str]:
     """The value of an answer, its unit, and what the answer is called in a figure."""
     from labs_utils.answer import Answer
 
     if not isinstance(answer, Answer):
         unit = unit if unit is not None else prediction.unit if prediction else ""
-        return _number(answer, "the answer"), unit, "measured"
+        return _number(answer, "the answer"), unit, METHOD_LABELS[method]
     if answer.peak_bytes is None:
         raise _Unusable(f"There is no peak to show ({answer.outcome}): {answer.provenance.get('reason', 'no reason')}.")
     shown_unit = unit or (prediction.unit if prediction else "GiB")

@@ -37,12 +37,20 @@ def linear_cross_entropy(ops: Operators, hidden: Tensor, head: Tensor, labels: T
     losses, valid = ops.tape.new(ops.tokens, FP32_BYTES, "liger_loss"), ops.tape.new(ops.tokens, 1, "liger_loss")
     chunk = chunk_tokens(ops.tokens, vocab_size, hidden_size)
     itemsize = ops.autocast_bytes or hidden.itemsize
-    casts = [ops.tape.new(size, itemsize, "to") for size in (head.elements, chunk * hidden_size) if ops.autocast_bytes]
+    casts = autocast_copies(ops, head, chunk * hidden_size, several=chunk < ops.tokens)
     logits = ops.tape.new(chunk * vocab_size, itemsize, "liger_loss", "logits")
     del casts, logits, losses, valid
     backward = lambda g, *gradients: gradients  # noqa: E731
     inputs = (hidden, added_in_place(ops, head))
     return ops.apply("liger_loss", 1, FP32_BYTES, backward, inputs, (for_hidden, for_head))
+
+
+def autocast_copies(ops: Operators, head: Tensor, chunk_elements: int, several: bool) -> list[Tensor]:
+    """What autocast casts for a chunk: the head and the tokens; the chunk before has left a copy of the head."""
+    if not ops.autocast_bytes:
+        return []
+    sizes = [head.elements] * (1 + several) + [chunk_elements]
+    return [ops.tape.new(size, ops.autocast_bytes, "to") for size in sizes]
 
 
 def added_in_place(ops: Operators, weight: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from labs_utils.symbolic_attention import ATTENTION
 from labs_utils.symbolic_operators import FP32_BYTES, INDEX_BYTES, Operators
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "bf16-mixed": 4, "fp16-mixed": 4}
+BLOCKWISE_ELEMENTS, BLOCK_ELEMENTS = 4096, 256  # smaller tensors keep fp32 states; one scale a block
 AUTOCAST_BYTES = {"bf16-mixed": 2, "fp16-mixed": 2}
 
 
@@ -186,5 +187,15 @@ class SymbolicStep:
             parameter.node.gradient = None
 
     def _adam_states(self, parameter: Tensor) -> list[Tensor]:
+        if self.run.optimizer == "adamw-8bit":
+            return self._adam_8bit_states(parameter.elements)
         step = self.tape.new(1, FP32_BYTES, "step", "optimizer_states")
         return [step] + [self.ops.like(parameter, name, "optimizer_states") for name in ("exp_avg", "exp_avg_sq")]
+
+    def _adam_8bit_states(self, elements: int) -> list[Tensor]:
+        """bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State.init_state`: a byte an element and fp32 scales."""
+        if elements < BLOCKWISE_ELEMENTS:
+            sizes = [(elements, FP32_BYTES)] * 2
+        else:
+            sizes = [(elements, 1), (elements, 1)] + [(-(-elements // BLOCK_ELEMENTS), FP32_BYTES)] * 2
+        return [self.tape.new(*size, "8bit state", "optimizer_states") for size in sizes]

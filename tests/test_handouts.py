@@ -268,7 +268,7 @@ def test_a_failing_cell_is_one_sentence_and_leaves_no_page(tmp_path):
     nbformat.write(new_notebook(cells=cells), tmp_path / "01_bad.ipynb")
     made = run_handouts(tmp_path, "--out", tmp_path / "out")
     assert made.returncode == 1 and list((tmp_path / "out").iterdir()) == []
-    assert last_line(made) == "01_bad.ipynb, cell 3 ('x = 1'): ZeroDivisionError: division by zero"
+    assert last_line(made) == "labs: 01_bad.ipynb, cell 3 ('x = 1'): ZeroDivisionError: division by zero"
     assert "Traceback" not in made.stderr
 
 

@@ -1,0 +1,140 @@
+"""`measure`: a live run in a process of its own: the CUDA allocator's peak, or the tracker on a CPU.
+
+One variant, one process: Liger patches classes for good, and an allocator remembers. A run that fails is an answer
+with a named outcome, and the next one starts afresh.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from labs_utils.answer import Answer
+from labs_utils.device import this_device
+from labs_utils.estimate import estimate, why_not_built
+from labs_utils.run import Run, read_runs
+
+RUN_LIMIT_SECONDS = 600
+LARGEST_SPARES = 4  # processes that import torch while another one measures
+
+
+def measure(run: Run) -> Answer:
+    """What the run really needs on this machine, in its third step: bytes by phase, and seconds a step.
+
+    Returns:
+        An `Answer`; `provenance` has the peak of each phase, the spread of the times, the versions and the date.
+        Outcomes besides "ok": "out of memory", "unsupported" (a kernel or package is missing), "crash", "timeout".
+    """
+    return next(measure_all([run]))
+
+
+def measure_all(runs: Iterable[Run]) -> Iterator[Answer]:
+    """Measure runs one after another, each in its own process; answers come as they are made."""
+    waiting, spares = deque(runs), deque()
+    try:
+        while waiting:
+            while len(spares) < min(len(waiting), spare_processes()):
+                spares.append(Worker())
+            yield answer_in(spares.popleft(), waiting.popleft())
+    finally:
+        for worker in spares:
+            worker.stop()
+
+
+def measure_to_file(runs: list[Run], out: Path | None, resume: bool) -> Iterator[Answer]:
+    """Measure runs and append each answer to `out` as it is made; with `resume`, runs that it answers are left out.
+
+    A last line that a killed process left unfinished is taken away first. Raises `OSError` if `out` can't be written.
+    """
+    if out is None:
+        yield from measure_all(runs)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    kept = out.read_bytes() if out.exists() else b""
+    complete = kept[: kept.rfind(b"\n") + 1]
+    if complete != kept:
+        out.write_bytes(complete)
+    done = [run for _, run in read_runs(complete.splitlines(), out.name)] if resume else []
+    with open(out, "a", encoding="utf-8") as file:
+        for answer in measure_all([run for run in runs if run not in done]):
+            file.write(json.dumps(answer.to_dict()) + "\n")
+            file.flush()
+            yield answer
+
+
+def spare_processes() -> int:
+    return max(1, min(LARGEST_SPARES, (os.cpu_count() or 1) // 4))
+
+
+def answer_in(worker: Worker, run: Run) -> Answer:
+    """Let a worker measure one run, whatever becomes of it."""
+    problem = why_not_started(run)
+    if problem:
+        worker.stop()
+        return failed(run, *problem)
+    try:
+        result = worker.ask(run)
+    except subprocess.TimeoutExpired:
+        return failed(run, "timeout", f"the run took longer than {RUN_LIMIT_SECONDS} seconds and was stopped")
+    if result is None:
+        return failed(run, "crash", f"the process ended without an answer: {worker.last_words()}")
+    return Answer.model_validate(result)
+
+
+def why_not_started(run: Run) -> tuple[str, str] | None:
+    """The outcome and the reason of a run that can't be tried here; None if it can."""
+    reason = why_not_built(run)
+    if reason is None and not this_device().is_gpu and "liger" in (run.layer_kernels, run.loss_kernel):
+        reason = "Liger's kernels need a GPU; estimate covers them"
+    if reason:
+        return "unsupported", reason
+    if not this_device().is_gpu and not fits_on_host(run):
+        return "out of memory", "the run needs more memory than this machine has free; it was not started"
+    return None
+
+
+def fits_on_host(run: Run) -> bool:
+    """Whether a CPU run stays within the memory that is free, by the estimate; what has none is tried."""
+    import psutil
+
+    peak_bytes = estimate(run, "cpu").peak_bytes
+    return peak_bytes is None or peak_bytes < psutil.virtual_memory().available
+
+
+def failed(run: Run, outcome: str, reason: str) -> Answer:
+    return Answer(run=run, method="measure", device=this_device().name, outcome=outcome, provenance={"reason": reason})
+
+
+class Worker:
+    """A process of `labs_utils.workers.measuring`: it imports, waits for a run, answers and ends."""
+
+    def __init__(self):
+        self._errors = tempfile.TemporaryFile()
+        command = [sys.executable, "-m", "labs_utils.workers.measuring"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+        )
+
+    def ask(self, run: Run) -> dict | None:
+        """The worker's answer as plain data, or None if it died. Raises `subprocess.TimeoutExpired`."""
+        try:
+            output, _ = self._process.communicate(json.dumps(run.to_dict()).encode(), timeout=RUN_LIMIT_SECONDS)
+        finally:
+            self.stop()
+        return json.loads(output) if output.strip() and self._process.returncode == 0 else None
+
+    def last_words(self) -> str:
+        """The last line that the process wrote to its standard error."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else f"exit status {self._process.returncode}"
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,167 @@
+"""A process that measures one run: reads it as JSON from standard input, writes an answer to standard output."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from importlib import metadata
+
+import torch
+import transformers.models.llama.modeling_llama  # noqa: F401  imported before the run is known, to be ready for it
+
+from labs_utils.answer import PHASES, Answer
+from labs_utils.device import this_device
+from labs_utils.dry_run import watch_optimizer, watch_parts
+from labs_utils.run import Run
+from labs_utils.tracker import MemoryTracker
+from labs_utils.training import TrainingStep
+
+WARM_STEPS = 2  # the first makes the optimizer's states, the second finds the allocator's blocks
+TIMED_STEPS = 5
+PACKAGES = ("torch", "transformers", "liger-kernel", "flash-attn", "bitsandbytes")
+
+
+def main() -> None:
+    answers_to = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is not an answer
+    run = Run.parse(json.load(sys.stdin))
+    os.write(answers_to, json.dumps(measured(run).to_dict()).encode())
+
+
+def measured(run: Run) -> Answer:
+    """The answer, or the named outcome of what went wrong."""
+    try:
+        return on_gpu(run) if torch.cuda.is_available() else on_cpu(run)
+    except torch.OutOfMemoryError as error:
+        return answer(run, "out of memory", {"reason": first_line(error)})
+    except (ImportError, NotImplementedError, KeyError) as error:
+        return answer(run, "unsupported", {"reason": f"{type(error).__name__}: {first_line(error)}"})
+    except RuntimeError as error:
+        outcome = "unsupported" if "No available kernel" in str(error) else "crash"
+        return answer(run, outcome, {"reason": first_line(error)})
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def answer(run: Run, outcome: str, found: dict, **fields) -> Answer:
+    provenance = {**found, **versions()}
+    return Answer(
+        run=run, method="measure", device=this_device().name, outcome=outcome, provenance=provenance, **fields
+    )
+
+
+def on_gpu(run: Run) -> Answer:
+    """Peaks of `torch.cuda.max_memory_allocated` by phase in the third step, then the time of five more."""
+    step = TrainingStep(run, "cuda")
+    for _ in range(WARM_STEPS):
+        step()
+    peaks = PeakByPhase()
+    step(peaks.begin)
+    peaks.begin("after")
+    reserved_bytes, used_bytes = torch.cuda.max_memory_reserved(), device_used_bytes()
+    seconds = [timed(step) for _ in range(TIMED_STEPS)]
+    found = {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
+    phase = max(PHASES, key=lambda name: peaks.by_phase[name])
+    return answer(
+        run,
+        "ok",
+        {**found, **spread(seconds)},
+        peak_bytes=peaks.by_phase[phase],
+        phase=phase,
+        step_seconds=statistics.median(seconds),
+    )
+
+
+class PeakByPhase:
+    """The allocator's peak in each phase; `begin(name)` ends the phase before."""
+
+    def __init__(self):
+        self.by_phase: dict[str, int] = {}
+        self._name: str | None = None
+
+    def begin(self, name: str) -> None:
+        torch.cuda.synchronize()
+        if self._name:
+            peak = max(torch.cuda.max_memory_allocated(), self.by_phase.get(self._name, 0))
+            self.by_phase[self._name] = peak
+        torch.cuda.reset_peak_memory_stats()
+        self._name = name
+
+
+def device_used_bytes() -> int:
+    """What the driver counts as used, by everyone on this GPU: nvidia-smi's number."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return total_bytes - free_bytes
+
+
+def timed(step: TrainingStep) -> float:
+    if step.device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    if step.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def spread(seconds: list[float]) -> dict:
+    ordered = sorted(seconds)
+    return {"step_seconds_p20": ordered[len(ordered) // 5], "step_seconds_p80": ordered[-1 - len(ordered) // 5]}
+
+
+def on_cpu(run: Run) -> Answer:
+    """The tracker's peak in the third step, and the time of three more without it."""
+    tracker = MemoryTracker(run.model.vocab_size)
+    step = TrainingStep(run, "cpu")
+    for _ in range(WARM_STEPS):
+        step()
+    watch_parts(tracker, step)
+    watch_optimizer(tracker, step)
+    with tracker:
+        step(tracker.phase)
+    peak = tracker.timeline.peak()
+    seconds = [timed(step) for _ in range(TIMED_STEPS - WARM_STEPS)]
+    by_phase = {phase: tracker.timeline.peak(phase).live_bytes for phase in PHASES}
+    return answer(
+        run,
+        "ok",
+        {"phase_peak_bytes": by_phase, **spread(seconds)},
+        peak_bytes=peak.live_bytes,
+        phase=peak.event.phase,
+        parts=peak.parts,
+        step_seconds=statistics.median(seconds),
+    )
+
+
+def versions() -> dict:
+    """Packages, driver, date and the command that makes a recorded line again."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    found["date"] = datetime.date.today().isoformat()
+    found["command"] = "labs measure --runs data/measurements/runs.jsonl"
+    if torch.cuda.is_available():
+        found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver()}
+    return found
+
+
+def driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split()[0]
+    except (OSError, IndexError, subprocess.SubprocessError):
+        return "unknown"
+
+
+if __name__ == "__main__":
+    main()

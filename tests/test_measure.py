@@ -1,0 +1,50 @@
+"""Live runs, each in a process of its own, and the file of answers that a killed recording leaves behind."""
+
+import json
+
+import pytest
+
+from labs_utils.dry_run import dry_run
+from labs_utils.measure import Worker, answer_in, measure, measure_to_file, why_not_started
+from labs_utils.run import LLAMA_8B, Run
+
+QUICK = Run(seq_len=32)
+pytestmark = pytest.mark.slow
+
+
+def test_a_live_run_on_a_cpu_needs_what_the_dry_run_says():
+    answer = measure(QUICK)
+    assert (answer.outcome, answer.method, answer.device) == ("ok", "measure", "cpu")
+    assert answer.peak_bytes == dry_run(QUICK).peak_bytes
+    assert answer.step_seconds > 0 and answer.provenance["torch"]
+
+
+def test_a_run_that_cannot_be_made_here_is_an_answer_and_the_next_one_is_right():
+    too_big = Run(model=LLAMA_8B, precision="fp32", seq_len=2**20)
+    runs = [too_big, QUICK.replace(layer_kernels="liger"), QUICK.replace(mode="infer"), QUICK]
+    outcomes = [answer.outcome for answer in measure_to_file(runs, None, resume=False)]
+    assert outcomes == ["out of memory", "unsupported", "unsupported", "ok"]
+
+
+def test_a_process_that_dies_is_an_answer():
+    worker = Worker()
+    worker.stop()
+    answer = answer_in(worker, QUICK)
+    assert answer.outcome == "crash" and "without an answer" in answer.provenance["reason"]
+
+
+def test_resuming_repeats_nothing_and_mends_a_line_that_was_cut_off(tmp_path):
+    out = tmp_path / "runs.jsonl"
+    second = QUICK.replace(checkpointing="full")
+    list(measure_to_file([QUICK], out, resume=False))
+    first_line = out.read_bytes()
+    out.write_bytes(first_line + b'{"run": {"model"')
+    assert [answer.run for answer in measure_to_file([QUICK, second], out, resume=True)] == [second]
+    lines = out.read_bytes().splitlines()
+    assert lines[0] == first_line.strip() and len(lines) == 2
+    assert [Run.parse(json.loads(line)["run"]) for line in lines] == [QUICK, second]
+
+
+def test_only_what_would_not_fit_is_refused_before_it_starts():
+    assert why_not_started(QUICK) is None
+    assert why_not_started(Run(model=LLAMA_8B, seq_len=2**20))[0] == "out of memory"
