@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -73,6 +74,36 @@ def doctor(as_json: JsonOption = False) -> None:
 
     report = examined()
     typer.echo(report.model_dump_json()) if as_json else print_tables(report)
+
+
+@app.command()
+def accuracy(
+    device: DeviceOption = "H200",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Dry-run every recorded run too: some minutes.")] = False,
+) -> None:
+    """How far estimates are from what was recorded on a GPU, beside what public calculators say."""
+    from labs_utils.accuracy import errors_by_group
+
+    try:
+        found = errors_by_group(find_device(device), dry_run, partial(tqdm, unit="run", leave=False, disable=None))
+    except DeviceError as error:
+        fail(str(error))
+    if found["all"]["estimate"] is None:
+        fail(f"nothing was recorded on {device}; data/measurements/runs.jsonl says what was")
+    print_errors(found)
+
+
+def print_errors(found: dict[str, dict]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = "Error of the peak against recorded runs, in per cent: median / largest"
+    table = Table("runs with", "runs", *found["all"], title=title, box=box.SIMPLE)
+    for group, by_method in found.items():
+        cells = [f"{e.median_percent:.4f} / {e.largest_percent:.3f}" if e else "" for e in by_method.values()]
+        table.add_row(group, str(max(e.count for e in by_method.values() if e)), *cells)
+    Console().print(table)
 
 
 @app.command()
