@@ -69,8 +69,8 @@ def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: T
 def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
-    in_order = run.micro_batch == 1 or (grouped(run) and run.model.num_key_value_heads > 1)  # copies lie head by head
-    weights = ops.matmul(q, keys, scores(run), run.micro_batch == 1, in_order)
+    in_order = lie_in_order(run) or (grouped(run) and run.model.num_key_value_heads > 1)  # copies do
+    weights = ops.matmul(q, keys, scores(run), lie_in_order(run), in_order)
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
     weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
@@ -81,6 +81,11 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
 def grouped(run: Run) -> bool:
     """Whether several query heads share a key/value head."""
     return run.model.num_attention_heads > run.model.num_key_value_heads
+
+
+def lie_in_order(run: Run) -> bool:
+    """Whether batch and heads can be read as one dimension without a copy: tokens lie between, if there are several."""
+    return run.micro_batch == 1 or run.seq_len == 1
 
 
 def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
@@ -97,9 +102,9 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     query = ops.scale(wide[0])
     bias = ops.tape.new(run.seq_len**2, FP32_BYTES, "mask")
     expanded, values = (repeat_kv(ops, run, x, copied=True) for x in wide[1:])
-    in_order = run.micro_batch == 1 or grouped(run)
+    in_order = lie_in_order(run) or grouped(run)
     with ops.no_autocast():
-        weights = ops.matmul(query, ops.scale(expanded), scores(run), run.micro_batch == 1, in_order)
+        weights = ops.matmul(query, ops.scale(expanded), scores(run), lie_in_order(run), in_order)
         weights = add_mask(ops, weights, bias)
         weights = ops.softmax(weights)
         returned = ops.cast(weights.detach(), itemsize)
