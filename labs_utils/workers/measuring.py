@@ -5,19 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
-from importlib import metadata
 
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401  imported before the run is known, to be ready for it
 
 from labs_utils.answer import PHASES, Answer
 from labs_utils.device import this_device
+from labs_utils.doctor import driver_version, package_versions
 from labs_utils.dry_run import watch_optimizer, watch_parts
 from labs_utils.run import Run
+from labs_utils.timing import Spread, timed
 from labs_utils.tracker import MemoryTracker
 from labs_utils.training import TrainingStep
 
@@ -66,7 +64,7 @@ def on_gpu(run: Run) -> Answer:
     step(peaks.begin)
     peaks.begin("after")
     reserved_bytes, used_bytes = torch.cuda.max_memory_reserved(), device_used_bytes()
-    seconds = [timed(step) for _ in range(TIMED_STEPS)]
+    seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS))
     found = {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
     phase = max(PHASES, key=lambda name: peaks.by_phase[name])
     return answer(
@@ -75,7 +73,7 @@ def on_gpu(run: Run) -> Answer:
         {**found, **spread(seconds)},
         peak_bytes=peaks.by_phase[phase],
         phase=phase,
-        step_seconds=statistics.median(seconds),
+        step_seconds=seconds.median,
     )
 
 
@@ -101,19 +99,8 @@ def device_used_bytes() -> int:
     return total_bytes - free_bytes
 
 
-def timed(step: TrainingStep) -> float:
-    if step.device.type == "cuda":
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    step()
-    if step.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def spread(seconds: list[float]) -> dict:
-    ordered = sorted(seconds)
-    return {"step_seconds_p20": ordered[len(ordered) // 5], "step_seconds_p80": ordered[-1 - len(ordered) // 5]}
+def spread(seconds: Spread) -> dict:
+    return {"step_seconds_p20": seconds.p20, "step_seconds_p80": seconds.p80}
 
 
 def on_cpu(run: Run) -> Answer:
@@ -127,7 +114,7 @@ def on_cpu(run: Run) -> Answer:
     with tracker:
         step(tracker.phase)
     peak = tracker.timeline.peak()
-    seconds = [timed(step) for _ in range(TIMED_STEPS - WARM_STEPS)]
+    seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS - WARM_STEPS))
     by_phase = {phase: tracker.timeline.peak(phase).live_bytes for phase in PHASES}
     return answer(
         run,
@@ -136,31 +123,18 @@ def on_cpu(run: Run) -> Answer:
         peak_bytes=peak.live_bytes,
         phase=peak.event.phase,
         parts=peak.parts,
-        step_seconds=statistics.median(seconds),
+        step_seconds=seconds.median,
     )
 
 
 def versions() -> dict:
     """Packages, driver, date and the command that makes a recorded line again."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    found = package_versions(PACKAGES)
     found["date"] = datetime.date.today().isoformat()
     found["command"] = "labs measure --runs data/measurements/runs.jsonl"
     if torch.cuda.is_available():
-        found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver()}
+        found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver_version()}
     return found
-
-
-def driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split()[0]
-    except (OSError, IndexError, subprocess.SubprocessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

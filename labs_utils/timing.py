@@ -1,0 +1,62 @@
+"""The one way to time here: warm up, wait for the device, repeat, and take the median with its spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+from pydantic import BaseModel, NonNegativeFloat
+
+FEWEST_REPEATS = 3
+
+
+class Spread(BaseModel, frozen=True):
+    """The median of repeated measurements, and the values that a fifth of them lie at or below, and at or above."""
+
+    median: NonNegativeFloat
+    p20: NonNegativeFloat
+    p80: NonNegativeFloat
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """The spread of one or more values."""
+        ordered = sorted(values)
+        fifth = len(ordered) // 5
+        return cls(median=statistics.median(ordered), p20=ordered[fifth], p80=ordered[-1 - fifth])
+
+    def rate(self, amount: float) -> Spread:
+        """Of seconds that `amount` took: amount per second. The slowest fifth is now below."""
+        return Spread(median=amount / self.median, p20=amount / self.p80, p80=amount / self.p20)
+
+
+def synchronize(device="cuda") -> None:
+    """Wait until the device (a name, or a `torch.device`) has finished; a CPU has when a call returns."""
+    if str(device).startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def timed(work: Callable[[], object], device="cpu") -> float:
+    """Seconds of one call, begun and ended with nothing left to do on the device."""
+    synchronize(device)
+    begin = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def time_calls(
+    work: Callable[[], object], device="cpu", warmups: int = 2, repeats: int = 15, budget_seconds: float = 1.0
+) -> Spread:
+    """Seconds a call, over `repeats` calls after `warmups` that don't count.
+
+    Calls that together take longer than `budget_seconds` are repeated less, though at least three times.
+    """
+    for _ in range(warmups):
+        work()
+    seconds: list[float] = []
+    while len(seconds) < FEWEST_REPEATS or (len(seconds) < repeats and sum(seconds) < budget_seconds):
+        seconds.append(timed(work, device))
+    return Spread.of(seconds)
