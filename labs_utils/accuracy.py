@@ -35,10 +35,10 @@ class Errors:
 
 def methods(with_dry_run: bool) -> dict[str, Callable[[Run, str], int | None]]:
     """Peak bytes of a run on a device, by each method that is compared; None where it has no answer."""
-    from labs_utils.dry_run import dry_run
-
     ours = {"estimate": lambda run, device: estimate(run, device).peak_bytes}
     if with_dry_run:
+        from labs_utils.dry_run import dry_run
+
         ours["dry run"] = lambda run, device: dry_run(run, device).peak_bytes
     return ours | {"accelerate": accelerate_says, "DeepSpeed": deepspeed_says}
 

@@ -1,21 +1,27 @@
 """The accuracy page: our estimate against every recorded run, and public calculators against the same runs."""
 
+import pytest
+
 from labs_utils.accuracy import Errors, accelerate_says, deepspeed_says, error, errors_by_group
 from labs_utils.device import H200
 from labs_utils.recall import recorded
 from labs_utils.run import LLAMA_8B, Run
 
 
-def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leave_activations_out():
-    found = errors_by_group(H200, with_dry_run=False)
+@pytest.fixture(scope="module")
+def found():
+    return errors_by_group(H200, with_dry_run=False)
+
+
+def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leave_activations_out(found):
     everything = found["all"]
     assert everything["estimate"].median_percent <= 0.2 and everything["estimate"].largest_percent <= 1  # the targets
     assert everything["accelerate"].median_percent > 10 and everything["DeepSpeed"].median_percent > 10
     assert everything["estimate"].count == sum(answer.outcome == "ok" for answer in recorded())
 
 
-def test_every_group_is_within_the_target():
-    for group, by_method in errors_by_group(H200, with_dry_run=False).items():
+def test_every_group_is_within_the_target(found):
+    for group, by_method in found.items():
         assert by_method["estimate"].largest_percent <= 1, group
 
 
