@@ -139,7 +139,9 @@ def _figure(prediction: Prediction, value: float, label: str):
     """Horizontal bars, the guess hatched and the answer solid."""
     from matplotlib.figure import Figure
 
-    bars = [(label, value, {"color": "tab:blue"})]
+    recorded = label == METHOD_LABELS["recall"]  # hollow and dashed, as in every figure
+    look = {"color": "white", "edgecolor": "tab:blue", "linestyle": "--"} if recorded else {"color": "tab:blue"}
+    bars = [(label, value, look)]
     if prediction.value is not None:
         bars.append(("your guess", prediction.value, {"color": "white", "edgecolor": "0.3", "hatch": "//"}))
     figure = Figure(figsize=(6, 0.8 + 0.5 * len(bars)), layout="constrained")

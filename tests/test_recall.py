@@ -8,7 +8,7 @@ from labs_utils.answer import Answer
 from labs_utils.device import H200
 from labs_utils.dry_run import why_not_torch
 from labs_utils.estimate import estimate
-from labs_utils.recall import RecordedLineWarning, recall, recorded
+from labs_utils.recall import RecordedLineWarning, benchmarks, recall, recorded
 from labs_utils.run import LLAMA_8B, Run
 
 RECORDED_OK = [answer for answer in recorded() if answer.outcome == "ok"]
@@ -53,3 +53,11 @@ def test_a_broken_line_is_one_warning_with_its_number_and_the_rest_is_read(tmp_p
 
 def test_most_recorded_runs_can_be_dry_run():
     assert sum(why_not_torch(answer.run) is None for answer in RECORDED_OK) > len(RECORDED_OK) / 2
+
+
+def test_recorded_rates_of_the_reference_gpu_are_found_by_subject():
+    rates = {line.subject: line for line in benchmarks(H200)}
+    pinned, pageable = (rates[f"copy host to device, {kind}"].value["median"] for kind in ("pinned", "pageable"))
+    assert pinned > 5 * pageable and rates["matmul bf16"].unit == "FLOP/s"
+    assert all(line.value["p20"] <= line.value["median"] <= line.value["p80"] for line in rates.values())
+    assert benchmarks("T4") == []
