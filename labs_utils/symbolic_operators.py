@@ -190,18 +190,22 @@ class Operators:
         return self.apply("mul", x.elements, max(before, table.itemsize), backward, (x,), (table,))
 
     def _rotate_half(self, x: Tensor) -> Tensor:
-        def backward(gradient):
-            negative = self.tape.new(elements // 2, itemsize, "neg")
-            halves = [self.tape.new(elements, itemsize, "slice_backward")]
-            del negative
-            halves.append(self.tape.new(elements, itemsize, "slice_backward"))
-            return (self.tape.new(elements, itemsize, "add"),)
+        first, second = self._half(x), self._half(x)
+        negative = self.apply("neg", first.elements, x.itemsize, lambda g: (self.like(g, "neg"),), (second,))
+        return self.apply("cat", x.elements, x.itemsize, self._cat_backward, (negative, first))
 
-        elements, itemsize = x.elements, x.itemsize
-        negative = self.tape.new(elements // 2, itemsize, "neg")
-        output = self.apply("cat", elements, itemsize, backward, (x,))
-        del negative
-        return output
+    def _half(self, x: Tensor) -> Tensor:
+        """Half of every row, as a view; its gradient is a whole row again."""
+
+        def backward(gradient):
+            return (self.tape.new(2 * gradient.elements, gradient.itemsize, "slice_backward"),)
+
+        view = Tensor(x.elements // 2, x.itemsize, x.storage)
+        return self.tape.differentiable(view, "slice", backward, (x,), ())
+
+    def _cat_backward(self, gradient: Tensor) -> tuple:
+        half = Tensor(gradient.elements // 2, gradient.itemsize, gradient.storage)
+        return half, half
 
     def softmax(self, x: Tensor) -> Tensor:
         """An fp32 softmax; saves its output."""
