@@ -1,0 +1,154 @@
+"""The estimate against the real code without memory, and against what an H200 allocated."""
+
+import random
+
+import pytest
+from helpers import VARIANTS, dry_variant, phase_peaks, random_run, small_run
+
+from labs_utils.answer import PARTS
+from labs_utils.device import CPU, H200, find_device
+from labs_utils.dry_run import dry_run
+from labs_utils.estimate import estimate
+from labs_utils.run import LLAMA_8B, ModelShape, Run
+
+# What the course promises. The two differ by scalars (0-dim tensors of the loss and of masks), a few bytes in all.
+AGREEMENT = 1e-3
+SCALARS_BYTES = 64
+
+# hidden_size, intermediate_size, layers, heads, key/value heads, vocabulary
+A = ModelShape.model_validate(
+    dict(zip(ModelShape.model_fields, (2560, 6912, 10, 20, 4, 64000, 128, False), strict=True))
+)
+B = ModelShape.model_validate(
+    dict(zip(ModelShape.model_fields, (3072, 8192, 8, 24, 8, 128256, 128, True), strict=True))
+)
+LIGER_LAYERS, LIGER_LOSS = {"layer_kernels": "liger"}, {"loss_kernel": "liger"}
+FULL = {"checkpointing": "full"}
+
+# torch.cuda.max_memory_allocated on an H200, torch 2.11, transformers 5.17, one process a run, the third step.
+MEASURED_8B = [
+    ({"seq_len": 2048}, 64_631_328_256),
+    ({"seq_len": 8192, **FULL}, 65_193_546_240),
+    ({"seq_len": 16384, **FULL, **LIGER_LAYERS, **LIGER_LOSS}, 65_836_585_472),
+]
+MEASURED_A = [
+    ({}, 10_063_836_672),
+    ({"attention": "eager"}, 15_214_628_352),
+    ({"attention": "eager", **FULL}, 9_316_343_296),
+    ({"checkpointing": "keep-attention"}, 8_233_406_976),
+    ({"checkpointing": "keep-matmul-attention"}, 8_960_587_264),
+    ({"checkpointing": "every-2"}, 8_987_107_840),
+    ({"attention": "sdpa-math"}, 13_851_741_696),
+    ({"padded": True, "micro_batch": 2}, 14_362_504_704),
+    ({"micro_batch": 2, **LIGER_LAYERS}, 12_405_839_360),
+    ({"micro_batch": 2, **FULL, **LIGER_LAYERS, **LIGER_LOSS}, 8_291_568_640),
+    ({"seq_len": 1024, "optimizer": "adamw-foreach"}, 10_259_036_160),
+    ({"seq_len": 1024, "optimizer": "adamw-loop"}, 8_876_386_304),
+    ({"seq_len": 1024, "precision": "fp32"}, 16_444_170_752),
+    ({"seq_len": 1024, "precision": "bf16-mixed"}, 16_439_976_448),
+    ({"seq_len": 1024, "grad_accum": 3}, 10_141_403_648),
+]
+MEASURED_B = [
+    ({"seq_len": 1024, **FULL}, 11_241_733_120),
+    ({"seq_len": 1024, **FULL, **LIGER_LOSS}, 10_458_971_136),
+]
+
+
+@pytest.mark.parametrize("changes, measured_bytes", MEASURED_8B, ids=str)
+def test_the_8b_model_is_estimated_to_a_hundredth_of_a_percent_of_an_h200(changes, measured_bytes):
+    answer = estimate(Run(model=LLAMA_8B, **changes), H200)
+    assert answer.outcome == "ok"
+    assert answer.peak_bytes == pytest.approx(measured_bytes, rel=1e-4)  # all three are within 0.0001 %
+
+
+# Blocks that the allocator leaves unsplit depend on the order of a few tensors: up to 0.06 % of these models.
+@pytest.mark.parametrize("model, rows", [(A, MEASURED_A), (B, MEASURED_B)], ids=["A", "B"])
+def test_a_1b_model_is_estimated_to_a_tenth_of_a_percent_of_an_h200(model, rows):
+    for changes, measured_bytes in rows:
+        answer = estimate(Run.parse({"model": model.model_dump(), "seq_len": 2048, **changes}), H200)
+        assert answer.peak_bytes == pytest.approx(measured_bytes, rel=1e-3), changes
+
+
+def check_agreement(run, device):
+    estimated, dry = estimate(run, device), dry_run(run, device)
+    assert dry.outcome == "ok", dry.provenance
+    assert estimated.peak_bytes == pytest.approx(dry.peak_bytes, rel=AGREEMENT), run
+    assert phase_peaks(estimated) == pytest.approx(phase_peaks(dry), rel=AGREEMENT), run
+
+
+def check_random_runs(seed, count, device, layers):
+    rng = random.Random(seed)
+    for _ in range(count):
+        check_agreement(random_run(rng, device, layers), device)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_estimate_is_the_dry_run(seed):
+    check_random_runs(seed, 10, CPU, layers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_the_estimate_is_the_dry_run_of_200_random_shapes_and_recipes(seed):
+    check_random_runs(seed, 20, CPU, layers=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 202))
+def test_the_estimate_is_the_dry_run_on_an_h200(seed):
+    check_random_runs(seed, 10, H200, layers=5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_estimate_and_the_dry_run_agree_on_what_the_peak_is_made_of(variant):
+    estimated, dry = estimate(small_run(**VARIANTS[variant]), CPU), dry_variant(variant)
+    assert estimated.parts == pytest.approx(dry.parts, abs=SCALARS_BYTES)
+    assert estimated.phase == dry.phase
+
+
+@pytest.mark.parametrize("device", ["cpu", "H200", "T4"])
+def test_the_parts_of_the_8b_model_are_those_of_its_recipe(device):
+    answer = estimate(Run(model=LLAMA_8B, seq_len=512), device)
+    assert tuple(answer.parts) == PARTS and sum(answer.parts.values()) == answer.peak_bytes
+    for part, bytes_per_parameter in {"parameters": 2, "optimizer_states": 4}.items():
+        assert answer.parts[part] == pytest.approx(bytes_per_parameter * LLAMA_8B.parameters, rel=1e-4)
+    assert (answer.parts["workspace"] > 0) == (device != "cpu")
+
+
+def test_a_run_that_doesnt_fit_is_an_answer_with_its_peak():
+    answer = estimate(Run(model=LLAMA_8B), "T4")
+    assert answer.outcome == "out of memory"
+    assert answer.peak_bytes > find_device("T4").memory_bytes
+
+
+def test_of_many_micro_steps_all_but_the_first_are_alike():
+    peaks = [estimate(small_run(grad_accum=count), CPU).peak_bytes for count in (1, 2, 3, 50)]
+    assert peaks[0] < peaks[1] == peaks[2] == peaks[3]
+
+
+def test_longer_sequences_never_take_less():
+    peaks = [estimate(small_run(seq_len=length), H200).peak_bytes for length in (16, 64, 256, 1024)]
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.parametrize(
+    "changes, device, reason",
+    [
+        ({"mode": "infer"}, "cpu", "mode 'infer' isn't covered yet"),
+        ({"engine": "ddp"}, "cpu", "engine 'ddp' isn't covered yet"),
+        ({"zero_stage": 3}, "cpu", "engine 'deepspeed' isn't covered yet"),
+        ({"weights": "nf4"}, "cpu", "weights 'nf4' isn't covered yet"),
+        ({"precision": "bf16-master"}, "cpu", "precision 'bf16-master' isn't covered yet"),
+        ({"checkpointing": "offload"}, "cpu", "checkpointing 'offload' isn't covered yet"),
+        ({"attention": "eager", "checkpointing": "keep-attention"}, "cpu", "checkpointing 'keep-attention' keeps"),
+        ({"attention": "sdpa-math", "padded": True}, "cpu", "attention 'sdpa-math' on a padded batch"),
+        ({"attention": "flash_attention_2", "precision": "fp32"}, "cpu", "attention 'flash_attention_2' has no fp32"),
+        ({"attention": "sdpa-efficient"}, "H200", "PyTorch's memory-efficient attention has no kernel for grouped"),
+    ],
+    ids=str,
+)
+def test_what_isnt_covered_is_an_answer_with_the_reason(changes, device, reason):
+    for ask in (estimate, dry_run):
+        answer = ask(small_run(**changes), device)
+        assert answer.outcome == "unsupported" and answer.peak_bytes is None
+        assert answer.provenance["reason"].startswith(reason)
