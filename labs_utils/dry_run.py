@@ -50,7 +50,7 @@ def dry_run(run: Run, device: Device | str | None = CPU) -> Answer:
 
 
 def dry_run_timeline(run: Run, device: Device = CPU) -> Timeline:
-    """Every storage of building the run, a warm step and the step after it.
+    """Every storage of building the run, of warming up and of the step after it.
 
     The last step's phases are those of `labs_utils.answer.PHASES`. Of many micro-steps the first two are run: the
     others are like the second.
@@ -63,7 +63,7 @@ def dry_run_timeline(run: Run, device: Device = CPU) -> Timeline:
         step = TrainingStep(run.replace(attention=stand_in(run, device)), "cpu")
         step.scaler = torch.amp.GradScaler(enabled=False)  # it would ask whether a gradient overflowed
         watch_parts(tracker, step)
-        step(lambda name: tracker.phase("warm " + name), micro_steps)
+        warm_up(step, tracker, device, micro_steps)
         watch_optimizer(tracker, step)
         step(tracker.phase, micro_steps)
         tracker.phase("after")
@@ -77,6 +77,16 @@ def why_not_torch(run: Run) -> str | None:
     if run.optimizer == "adamw-8bit":
         return "bitsandbytes' optimizers aren't made of torch operators; estimate covers them"
     return None
+
+
+def warm_up(step, tracker: MemoryTracker, device: Device, micro_steps: int) -> None:
+    """Make the optimizer's states: by a whole step where an allocator will remember it, else by its last part."""
+    if device.is_gpu:
+        step(lambda name: tracker.phase("warm " + name), micro_steps)
+        return
+    for parameter in step.model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    step.optimizer_step()
 
 
 def stand_in(run: Run, device: Device) -> str:

@@ -67,12 +67,10 @@ class MemoryTracker(TorchDispatchMode):
 
     def _note(self, tensor: torch.Tensor, operator: str) -> int | None:
         """The identity of a tensor's storage, which is counted if it is new; None if it has no bytes."""
-        if tensor.device.type == "meta":
-            return None
         storage = tensor.untyped_storage()
         if storage._cdata in self._identities:
             return self._identities[storage._cdata]
-        if not storage.nbytes():
+        if not storage.nbytes() or tensor.device.type == "meta":
             return None
         is_logits = bool(self._vocab_size and tensor.dim() and tensor.shape[-1] == self._vocab_size)
         identity = self.hold(storage.nbytes(), operator, "logits" if is_logits else "activations")
