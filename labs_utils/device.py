@@ -101,7 +101,8 @@ def this_device() -> Device:
             return device
     capability = float(capability)
     workspace_bytes = HOPPER_WORKSPACE_BYTES if int(capability) == 9 else WORKSPACE_BYTES
-    memory_bytes = int(float(memory_mib) * MIB)
+    shared = not memory_mib.replace(".", "").isdigit()  # "[N/A]" where GPU and CPU share their memory
+    memory_bytes = None if shared else int(float(memory_mib) * MIB)
     return Device(name=name, memory_bytes=memory_bytes, compute_capability=capability, workspace_bytes=workspace_bytes)
 
 

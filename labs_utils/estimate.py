@@ -84,6 +84,8 @@ def why_no_kernel(run: Run, device: Device) -> str | None:
         return f"attention {run.attention!r} on a padded batch isn't covered yet; 'sdpa' and 'eager' are"
     if run.precision == "fp32" and run.attention in ("flash_attention_2", "sdpa-cudnn"):
         return f"attention {run.attention!r} has no fp32 kernel"
+    if model.head_dim > 256 and kernel not in ("eager", "math"):
+        return f"head_dim {model.head_dim} is beyond what fused attention kernels take, which is 256"
     grouped = model.num_attention_heads != model.num_key_value_heads
     if kernel == "efficient" and grouped and not run.padded:
         return "PyTorch's memory-efficient attention has no kernel for grouped key/value heads"

@@ -117,3 +117,7 @@ def test_a_machine_without_a_gpu_is_a_cpu_with_the_hosts_memory(monkeypatch, lis
     found = this_machine(monkeypatch, listed)
     assert found.name == "cpu" and not found.is_gpu
     assert found.memory_bytes == psutil.virtual_memory().total
+
+
+def test_a_gpu_that_shares_the_hosts_memory_has_no_memory_of_its_own(monkeypatch):
+    assert this_machine(monkeypatch, "NVIDIA GB10, [N/A], 12.1\n").memory_bytes is None

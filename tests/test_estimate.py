@@ -152,3 +152,9 @@ def test_what_isnt_covered_is_an_answer_with_the_reason(changes, device, reason)
         answer = ask(small_run(**changes), device)
         assert answer.outcome == "unsupported" and answer.peak_bytes is None
         assert answer.provenance["reason"].startswith(reason)
+
+
+def test_heads_too_large_for_fused_kernels_are_left_to_eager_attention():
+    run = Run.parse({"model": {**Run().model.model_dump(), "head_dim": 512}, "seq_len": 16})
+    assert "head_dim 512" in estimate(run, "H200").provenance["reason"]
+    assert estimate(run.replace(attention="eager"), "H200").outcome == "ok"
