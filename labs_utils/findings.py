@@ -92,8 +92,8 @@ def _memory(report: Report) -> str:
         return "A small model runs live under the tracker; the 8B model is a dry run, and recorded on an H200."
     needed_bytes = estimate(Run(model=LLAMA_8B, seq_len=512), H200).peak_bytes
     if report.has_bf16 and needed_bytes < (report.machine.memory_bytes or 0):
-        return "The 8B model fits in bf16 at short sequences, so the GPU's own counters are live for it too."
-    return "The GPU's own counters are live for small models; the 8B model is a dry run, and recorded on an H200."
+        return "Live steps are small, with the GPU's own counters; the 8B model fits here in bf16 at short sequences."
+    return "Live steps are small, with the GPU's own counters; the 8B model is a dry run, and recorded on an H200."
 
 
 def _live(report: Report, what: str) -> str:
