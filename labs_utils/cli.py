@@ -179,12 +179,13 @@ def print_table(answers: list[Answer]) -> None:
     """One row an answer: what was asked, the outcome, the peak and the parts that make most of it, in GiB."""
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("run", "device", "outcome", "peak", "made of", title="Peak memory, GiB", box=box.SIMPLE)
     table.columns[3].justify = "right"
     for answer in answers:
-        table.add_row(*row(answer))
+        table.add_row(*map(escape, row(answer)))
     Console().print(table)
 
 

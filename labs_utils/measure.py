@@ -50,22 +50,35 @@ def measure_all(runs: Iterable[Run]) -> Iterator[Answer]:
 def measure_to_file(runs: list[Run], out: Path | None, resume: bool) -> Iterator[Answer]:
     """Measure runs and append each answer to `out` as it is made; with `resume`, runs that it answers are left out.
 
-    A last line that a killed process left unfinished is taken away first. Raises `OSError` if `out` can't be written.
+    Nothing whole is lost: a last line that was cut off as one of ours is taken away, any other is only ended. Raises
+    `OSError` if `out` can't be written.
     """
     if out is None:
         yield from measure_all(runs)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     kept = out.read_bytes() if out.exists() else b""
-    complete = kept[: kept.rfind(b"\n") + 1]
-    if complete != kept:
-        out.write_bytes(complete)
+    complete = end_last_line(out, kept)
     done = [run for _, run in read_runs(complete.splitlines(), out.name)] if resume else []
     with open(out, "a", encoding="utf-8") as file:
         for answer in measure_all([run for run in runs if run not in done]):
             file.write(json.dumps(answer.to_dict()) + "\n")
             file.flush()
             yield answer
+
+
+def end_last_line(out: Path, kept: bytes) -> bytes:
+    """End a last line that has no newline, or take it away in place if it is an answer that was cut off."""
+    start = kept.rfind(b"\n") + 1
+    tail = kept[start:]
+    if not tail:
+        return kept
+    if tail.startswith(b'{"run"') and not tail.rstrip().endswith(b"}"):
+        os.truncate(out, start)
+        return kept[:start]
+    with open(out, "ab") as file:
+        file.write(b"\n")
+    return kept + b"\n"
 
 
 def spare_processes() -> int:
