@@ -189,3 +189,20 @@ def test_course_set_up_runs_before_the_cap_and_its_failure_is_not_the_students()
 def test_forbidden_names_are_flagged():
     flagged = judged("import statistics\n" + RIGHT)
     assert (flagged.score, flagged.flags) == (1.0, ("uses statistics",))
+
+
+FORGED = """
+import json, os, numpy
+with open("answer-0.numpy", "wb") as file:
+    numpy.save(file, numpy.ones(3))
+with open("answer-0.json", "w") as file:
+    json.dump({"outcome": {"__numpy__": "0"}, "answer": None, "message": ""}, file)
+os._exit(0)
+"""
+NESTED = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nos._exit(0)\n"
+
+
+@pytest.mark.parametrize("source", [FORGED, NESTED], ids=["a forged answer", "folders too deep"])
+def test_no_file_that_a_student_leaves_stops_the_judge(source):
+    result = judged(source)
+    assert (result.score, result.outcome) == (0, "crash")

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from labs_utils.device import CPU
 from labs_utils.dry_run import NoMemoryMode
 from labs_utils.estimate import estimate_timeline
 from labs_utils.exercises import kept, lab01, peaks
-from labs_utils.exercises.grading import PUBLIC_SEED
+from labs_utils.exercises.contract import find
+from labs_utils.exercises.grading import PUBLIC_SEED, grade
 from labs_utils.exercises.judge import MEMORY_BYTES
 from labs_utils.notebooks import solutions
 from labs_utils.run import LLAMA_8B
@@ -82,3 +84,15 @@ def test_naive_logits_are_beyond_the_judges_cap_and_within_a_laptops_memory(seed
     row_bytes = 2 * 4 * case["vocab_size"]  # logits and log-probabilities, fp32
     assert MEMORY_BYTES < counted * row_bytes and case["tokens"] * row_bytes < 1e9
     assert case["tokens"] % case["chunk_tokens"] and case["prompt_tokens"] > case["chunk_tokens"]
+
+
+def test_turning_gradients_off_does_not_change_what_is_true():
+    def nothing(module, inputs):
+        torch.set_grad_enabled(False)
+        return 0
+
+    try:
+        result = grade(find("lab01.measure_saved"), nothing, np.random.default_rng(0), cases=1)
+    finally:
+        torch.set_grad_enabled(True)
+    assert result.score < 1 and result.outcome != "passed"

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +52,26 @@ def judge(
     """
     exercise = find(exercise_id, package)
     drawn = draw_cases(exercise, np.random.default_rng(seed), cases)
-    with tempfile.TemporaryDirectory(prefix="labs-judge-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with _folder() as folder:
         (folder / "setup.py").write_text(setup, "utf-8")
         (folder / "answer.py").write_text(source, "utf-8", errors="replace")
         for index, case in enumerate(drawn):
             save(case, folder / f"case-{index}")
-        ending = _run_worker([package, exercise_id, name, str(cases), str(memory_bytes), str(seconds)], folder, seconds)
+        ending = _run_worker(
+            [package, exercise_id, str(folder), str(cases), str(memory_bytes), str(seconds)], folder, seconds
+        )
         attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(cases)]
     return total(exercise, drawn, attempts, forbidden_uses(exercise, source))
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A private folder, removed by `rm`: Python's own clean-up recurses, and folders can be nested too deep."""
+    folder = Path(tempfile.mkdtemp(prefix="labs-judge-"))
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _run_worker(arguments: list[str], folder: Path, seconds: float) -> Attempt:
@@ -136,4 +149,5 @@ def _read_attempt(stem: Path) -> Attempt | None:
     except Exception:
         return None
     known = ("answered", "not attempted", "wrong", *STOPPED)
-    return tried if tried.outcome in known and isinstance(tried.message, str) else None
+    plain = isinstance(tried.outcome, str) and isinstance(tried.message, str)
+    return tried if plain and tried.outcome in known else None

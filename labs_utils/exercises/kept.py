@@ -21,7 +21,7 @@ def kept_bytes(function: Callable, inputs: list[torch.Tensor], owned: Iterable[t
     Found by watching storages appear and go, not by asking autograd: the storages of `inputs` and `owned` are left
     out, and every other one counts once, whole.
     """
-    with MemoryTracker() as tracker:
+    with torch.enable_grad(), MemoryTracker() as tracker:  # a student's code may have turned gradients off
         tracker.watch("buffers", [*inputs, *owned])
         graph = function(*inputs).grad_fn  # holds what backward needs, and not the result
         *_, last = tracker.timeline.moments((tracker.current_phase,))
