@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -55,6 +56,7 @@ def measure(
     """Run each run on this machine, one process each: peak bytes by phase, and seconds a step."""
     from labs_utils.measure import measure_to_file
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that workers are stopped
     if resume and out is None:
         fail("--resume needs --out, the file to go on with")
     good, bad_lines = read_all(runs)
@@ -161,6 +163,8 @@ def source_name(runs: Path) -> str:
 
 def read_lines(runs: Path) -> list[bytes]:
     """The lines of a file, or of standard input; exits with 2 where it can't be read."""
+    if str(runs) == "-" and sys.stdin is None:
+        fail("standard input is closed; give a file, or pipe runs in")
     try:
         content = sys.stdin.buffer.read() if str(runs) == "-" else runs.read_bytes()
     except OSError as error:

@@ -105,6 +105,8 @@ def why_not_started(run: Run) -> tuple[str, str] | None:
     reason = why_not_built(run)
     if reason is None and not this_device().is_gpu and "liger" in (run.layer_kernels, run.loss_kernel):
         reason = "Liger's kernels need a GPU; estimate covers them"
+    if reason is None and not this_device().is_gpu and run.checkpointing == "offload":
+        reason = "on a CPU what is offloaded stays in the memory that is counted; it can be measured on a GPU"
     if reason:
         return "unsupported", reason
     if not this_device().is_gpu and not fits_on_host(run):

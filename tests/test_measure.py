@@ -26,6 +26,19 @@ def test_a_run_that_cannot_be_made_here_is_an_answer_and_the_next_one_is_right()
     assert outcomes == ["out of memory", "unsupported", "unsupported", "ok"]
 
 
+def test_what_a_cpu_has_no_kernel_for_is_unsupported():
+    runs = [QUICK.replace(attention="sdpa-efficient"), QUICK.replace(checkpointing="offload")]
+    assert [answer.outcome for answer in measure_to_file(runs, None, resume=False)] == ["unsupported"] * 2
+
+
+def test_a_last_line_without_its_newline_is_kept(tmp_path):
+    out = tmp_path / "runs.jsonl"
+    list(measure_to_file([QUICK], out, resume=False))
+    out.write_bytes(out.read_bytes().rstrip())
+    assert list(measure_to_file([QUICK], out, resume=True)) == []
+    assert len(out.read_bytes().splitlines()) == 1
+
+
 def test_a_process_that_dies_is_an_answer():
     worker = Worker()
     worker.stop()

@@ -40,7 +40,8 @@ def measured(run: Run) -> Answer:
     except (ImportError, NotImplementedError, KeyError) as error:
         return answer(run, "unsupported", {"reason": f"{type(error).__name__}: {first_line(error)}"})
     except RuntimeError as error:
-        outcome = "unsupported" if "No available kernel" in str(error) else "crash"
+        missing = any(words in str(error) for words in ("No available kernel", "No viable backend"))
+        outcome = "unsupported" if missing else "crash"
         return answer(run, outcome, {"reason": first_line(error)})
 
 
