@@ -57,7 +57,7 @@ def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answe
 def why_unsupported(run: Run, device: Device) -> str | None:
     """Why no formula covers this run on this device; None if one does."""
     if run.checkpointing == "offload":
-        return "checkpointing 'offload' isn't covered yet; it can be measured"
+        return "checkpointing 'offload' isn't covered yet; it can be measured on a GPU"
     return why_not_built(run) or why_no_kernel(run, device)
 
 
@@ -82,6 +82,8 @@ def why_no_kernel(run: Run, device: Device) -> str | None:
         return f"checkpointing {run.checkpointing!r} keeps a fused kernel's output, and {kernel} attention has none"
     if run.padded and run.attention in ("flash_attention_2", "sdpa-cudnn", "sdpa-math"):
         return f"attention {run.attention!r} on a padded batch isn't covered yet; 'sdpa' and 'eager' are"
+    if device.is_gpu and device.compute_capability < 8 and run.attention in ("flash_attention_2", "sdpa-cudnn"):
+        return f"attention {run.attention!r} needs compute capability 8.0 or more, and {device.name} has less"
     if run.precision == "fp32" and run.attention in ("flash_attention_2", "sdpa-cudnn"):
         return f"attention {run.attention!r} has no fp32 kernel"
     if model.head_dim > 256 and kernel not in ("eager", "math"):

@@ -45,7 +45,7 @@ def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor,
     before_cast = (q, k, v)
     if ops.autocast_bytes:
         k, q, v = (ops.cast(x, ops.autocast_bytes) for x in (k, q, v))
-    rows = round_up(run.seq_len, 32 if kernel == "efficient" else 1)
+    rows = round_up(run.seq_len, 32 if kernel == "efficient" and ops.workspace_bytes else 1)
     output = ops.kept_or(lambda: ops.like(q, kernel))
     logsumexp = ops.kept_or(
         lambda: ops.tape.new(run.micro_batch * run.model.num_attention_heads * rows, FP32_BYTES, kernel)
