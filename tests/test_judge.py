@@ -193,8 +193,8 @@ def test_forbidden_names_are_flagged():
 
 FORGED = """
 import json, os, numpy
-with open("answer-0.numpy", "wb") as file:
-    numpy.save(file, numpy.ones(3))
+from safetensors.numpy import save_file
+save_file({"0": numpy.ones(3)}, "answer-0.numpy")
 with open("answer-0.json", "w") as file:
     json.dump({"outcome": {"__numpy__": "0"}, "answer": None, "message": ""}, file)
 os._exit(0)
