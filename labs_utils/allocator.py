@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from math import inf
 
 MIB = 2**20
 BLOCK_BYTES = 512
@@ -20,6 +21,14 @@ SEGMENT_ROUNDING_BYTES = 2 * MIB
 def round_up(size: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is at least `size`."""
     return -(-size // multiple) * multiple
+
+
+def pinned_bytes(size: int) -> int:
+    """The block of pinned host memory for `size` bytes: the next power of two.
+
+    aten/src/ATen/core/CachingHostAllocator.h, `CachingHostAllocatorImpl::allocate`.
+    """
+    return 1 << max(0, size - 1).bit_length()
 
 
 @dataclass(eq=False)
@@ -38,10 +47,18 @@ class Block:
         return self.size, self.address
 
 
-class CachingAllocator:
-    """Serve `allocate` and `free`; read `allocated_bytes`, `reserved_bytes` at any time."""
+class OutOfMemory(Exception):
+    """A segment is needed for which the device has no memory left, though blocks of others may be free."""
 
-    def __init__(self):
+
+class CachingAllocator:
+    """Serve `allocate` and `free`; read `allocated_bytes`, `reserved_bytes` at any time.
+
+    With a `limit_bytes`, `allocate` raises `OutOfMemory` where the segments would take more.
+    """
+
+    def __init__(self, limit_bytes: float = inf):
+        self.limit_bytes = limit_bytes
         self.allocated_bytes = self.reserved_bytes = 0
         self._next_address = 0
         self._free = {True: [], False: []}
@@ -79,10 +96,22 @@ class CachingAllocator:
             segment_bytes = LARGE_SEGMENT_BYTES
         else:
             segment_bytes = round_up(size, SEGMENT_ROUNDING_BYTES)
+        if self.reserved_bytes + segment_bytes > self.limit_bytes:
+            self._give_back_segments()
+        if self.reserved_bytes + segment_bytes > self.limit_bytes:
+            raise OutOfMemory
         block = Block(self._next_address, segment_bytes, small)
         self._next_address += segment_bytes
         self.reserved_bytes += segment_bytes
         return block
+
+    def _give_back_segments(self) -> None:
+        """Give every segment of which nothing is in use back to the device (`release_cached_blocks`)."""
+        for pool in self._free.values():
+            whole = [block for block in pool if block.before is None and block.after is None]
+            self.reserved_bytes -= sum(block.size for block in whole)
+            for block in whole:
+                self._forget(block)
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.address + size, block.size - size, block.small, before=block, after=block.after)

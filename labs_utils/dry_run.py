@@ -15,6 +15,7 @@ from labs_utils.estimate import read_off, why_unsupported
 from labs_utils.run import Run
 from labs_utils.timeline import Timeline
 from labs_utils.tracker import MemoryTracker
+from labs_utils.training import AUTOCAST_DTYPE, TrainingStep
 
 # torch logs a traceback for sizes that it refuses; the answer says the same in one sentence.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -55,10 +56,8 @@ def dry_run_timeline(run: Run, device: Device = CPU) -> Timeline:
     The last step's phases are those of `labs_utils.answer.PHASES`. Of many micro-steps the first two are run: the
     others are like the second.
     """
-    from labs_utils.training import TrainingStep
-
     micro_steps = min(run.grad_accum, 2)
-    tracker = GpuTracker(run, device) if device.is_gpu else MemoryTracker(run.model.vocab_size)
+    tracker = GpuTracker(run, device) if device.is_gpu else MemoryTracker(run.model.vocab_size, run.tokens)
     with NoMemoryMode(), eager_masks(), tracker:
         step = TrainingStep(run.replace(attention=stand_in(run, device)), "cpu")
         step.scaler = torch.amp.GradScaler(enabled=False)  # it would ask whether a gradient overflowed
@@ -116,6 +115,8 @@ def watch_parts(tracker: MemoryTracker, step) -> None:
     """Tell the tracker which tensors are parameters, buffers and, as they arrive, gradients."""
     tracker.watch("parameters", step.model.parameters())
     tracker.watch("buffers", [*step.model.buffers(), *step.batch.values()])
+    if step.run.model.tie_word_embeddings and step.run.precision in AUTOCAST_DTYPE:
+        tracker.sums_in_place(step.model.lm_head.weight)  # autocast's gradient of the head is a copy of its own
     for parameter in step.model.parameters():
         parameter.register_hook(lambda gradient: tracker.watch("gradients", [gradient]))
 
@@ -131,7 +132,7 @@ class GpuTracker(MemoryTracker):
     """A tracker that adds what a GPU's libraries and kernels would take for themselves (`labs_utils.scratch`)."""
 
     def __init__(self, run: Run, device: Device):
-        super().__init__(run.model.vocab_size)
+        super().__init__(run.model.vocab_size, run.tokens)
         self._run, self._device, self._threads = run, device, set()
 
     def after_operator(self, func, args) -> None:

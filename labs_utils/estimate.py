@@ -8,6 +8,9 @@ from labs_utils.run import Run
 from labs_utils.symbolic_llama import SymbolicStep
 from labs_utils.timeline import Timeline
 
+GIB = 2**30
+CONTEXT_BYTES = 750 * 2**20  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
+
 
 def estimate(run: Run, device: Device | str | None = None) -> Answer:
     """What the run needs on a device (a `Device`, a name in `data/gpus.csv`, or None: this machine).
@@ -36,17 +39,21 @@ def estimate_timeline(run: Run, device: Device) -> Timeline:
 
 def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answer:
     """The answer in a timeline: on a GPU in the allocator's blocks, on a CPU in the tensors' own bytes."""
-    found = {}
+    found, tensors = {}, timeline
     if device.is_gpu:
         timeline, found["reserved_bytes"] = timeline.in_blocks()
+    if timeline.host_events:
+        found["host_bytes"] = timeline.host_peak_bytes(pinned=device.is_gpu)
     peak = timeline.peak()
     found["phase_peak_bytes"] = {phase: timeline.peak(phase).live_bytes for phase in PHASES}
-    fits = device.memory_bytes is None or peak.live_bytes <= device.memory_bytes
+    reason = why_out_of_memory(tensors, peak.live_bytes, found.get("reserved_bytes", 0), device)
+    if reason:
+        found["reason"] = reason
     return Answer(
         run=run,
         method=method,
         device=device.name,
-        outcome="ok" if fits else "out of memory",
+        outcome="out of memory" if reason else "ok",
         peak_bytes=peak.live_bytes,
         phase=peak.event.phase,
         parts=peak.parts,
@@ -54,10 +61,23 @@ def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answe
     )
 
 
+def why_out_of_memory(tensors: Timeline, peak_bytes: int, reserved_bytes: int, device: Device) -> str | None:
+    """Why the device's memory isn't enough; None if it is, or isn't known.
+
+    Free blocks may be too short for the tensor that comes: that is found by playing the allocator with that limit.
+    """
+    if device.memory_bytes is None:
+        return None
+    if peak_bytes > device.memory_bytes:
+        return f"the peak is above the {device.memory_bytes / GIB:.1f} GiB of {device.name}"
+    limit_bytes = device.memory_bytes - CONTEXT_BYTES
+    if not device.is_gpu or reserved_bytes <= limit_bytes or tensors.fits_in(limit_bytes):
+        return None
+    return f"the peak is {peak_bytes / GIB:.1f} GiB, but in {device.name}'s memory its blocks would be too fragmented"
+
+
 def why_unsupported(run: Run, device: Device) -> str | None:
     """Why no formula covers this run on this device; None if one does."""
-    if run.checkpointing == "offload":
-        return "checkpointing 'offload' isn't covered yet; it can be measured on a GPU"
     return why_not_built(run) or why_no_kernel(run, device)
 
 
@@ -82,6 +102,8 @@ def why_no_kernel(run: Run, device: Device) -> str | None:
         return f"checkpointing {run.checkpointing!r} keeps a fused kernel's output, and {kernel} attention has none"
     if run.padded and run.attention in ("flash_attention_2", "sdpa-cudnn", "sdpa-math"):
         return f"attention {run.attention!r} on a padded batch isn't covered yet; 'sdpa' and 'eager' are"
+    if run.padded and run.checkpointing == "offload" and device.is_gpu:
+        return "checkpointing 'offload' of a padded batch isn't covered on a GPU: it saves a mask for each head"
     if device.is_gpu and device.compute_capability < 8 and run.attention in ("flash_attention_2", "sdpa-cudnn"):
         return f"attention {run.attention!r} needs compute capability 8.0 or more, and {device.name} has less"
     if run.precision == "fp32" and run.attention in ("flash_attention_2", "sdpa-cudnn"):

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
+
 from labs_utils.answer import Answer
 from labs_utils.device import this_device
 from labs_utils.estimate import estimate, why_not_built
@@ -105,21 +107,20 @@ def why_not_started(run: Run) -> tuple[str, str] | None:
     reason = why_not_built(run)
     if reason is None and not this_device().is_gpu and "liger" in (run.layer_kernels, run.loss_kernel):
         reason = "Liger's kernels need a GPU; estimate covers them"
-    if reason is None and not this_device().is_gpu and run.checkpointing == "offload":
-        reason = "on a CPU what is offloaded stays in the memory that is counted; it can be measured on a GPU"
     if reason:
         return "unsupported", reason
-    if not this_device().is_gpu and not fits_on_host(run):
-        return "out of memory", "the run needs more memory than this machine has free; it was not started"
+    needed_bytes, free_bytes = host_bytes(run), psutil.virtual_memory().available
+    if needed_bytes >= free_bytes:
+        sizes = f"{needed_bytes / 2**30:.1f} GiB of host memory, and {free_bytes / 2**30:.1f} GiB are free"
+        return "out of memory", f"the run needs {sizes}; it was not started"
     return None
 
 
-def fits_on_host(run: Run) -> bool:
-    """Whether a CPU run stays within the memory that is free, by the estimate; what has none is tried."""
-    import psutil
-
-    peak_bytes = estimate(run, "cpu").peak_bytes
-    return peak_bytes is None or peak_bytes < psutil.virtual_memory().available
+def host_bytes(run: Run) -> int:
+    """What the run needs of the host's memory, by the estimate: on a CPU everything, on a GPU what is offloaded."""
+    guess = estimate(run)
+    on_device = 0 if this_device().is_gpu else guess.peak_bytes or 0
+    return on_device + guess.provenance.get("host_bytes", 0)
 
 
 def failed(run: Run, outcome: str, reason: str) -> Answer:

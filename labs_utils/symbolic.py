@@ -14,16 +14,16 @@ from labs_utils.timeline import Event, Timeline
 
 
 class Storage:
-    """Bytes on the device; gone when nothing refers to it any more."""
+    """Bytes on the device or, `on_host`, on the host; gone when nothing refers to it any more."""
 
-    __slots__ = ("tape", "identity", "nbytes")
+    __slots__ = ("tape", "identity", "nbytes", "on_host")
 
-    def __init__(self, tape: Tape, nbytes: int, operator: str, part: str | None):
-        self.tape, self.nbytes = tape, nbytes
-        self.identity = tape.appear(nbytes, operator, part)
+    def __init__(self, tape: Tape, nbytes: int, operator: str, part: str | None, on_host: bool = False):
+        self.tape, self.nbytes, self.on_host = tape, nbytes, on_host
+        self.identity = tape.appear(nbytes, operator, part, on_host)
 
     def __del__(self):
-        self.tape.go(self.identity, self.nbytes)
+        self.tape.go(self.identity, self.nbytes, self.on_host)
 
 
 class Tensor:
@@ -40,23 +40,30 @@ class Tensor:
 
 
 class Node:
-    """A step of backward: `backward(gradient, *saved)` returns a gradient for each of `parents`."""
+    """A step of backward: `backward(gradient, *saved)` returns a gradient for each of `parents`.
 
-    __slots__ = ("order", "backward", "parents", "saved", "operator")
+    `validate`, where there is one, casts these to the parents' types, once what was saved has been freed.
+    """
+
+    __slots__ = ("order", "backward", "parents", "saved", "operator", "validate")
 
     def __init__(self, order: int, backward: Callable, parents: tuple, saved: tuple = (), operator: str = ""):
         self.order, self.backward, self.parents, self.saved = order, backward, parents, saved
-        self.operator = operator
+        self.operator, self.validate = operator, None
 
 
 class Leaf(Node):
-    """A parameter's end of the graph: it keeps the first gradient and adds later ones to it in place."""
+    """A parameter's end of the graph: it keeps the first gradient and adds later ones to it in place.
 
-    __slots__ = ("gradient",)
+    With `sums_in_place` the gradients of one backward are added in place, too, as autograd does where nothing else
+    refers to the first: torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`.
+    """
+
+    __slots__ = ("gradient", "sums_in_place")
 
     def __init__(self):
         super().__init__(2**62, self.accumulate, ())
-        self.gradient = None
+        self.gradient, self.sums_in_place = None, False
 
     def accumulate(self, gradient: Tensor) -> tuple:
         gradient.storage.tape.label(gradient, "gradients")
@@ -72,26 +79,32 @@ class Checkpoint(Node):
 
 
 class Tape:
-    """Records a `Timeline`. `grad_enabled` is False while a checkpointed layer runs forward."""
+    """Records a `Timeline`. `grad_enabled` is False while a checkpointed layer runs forward.
 
-    def __init__(self):
-        self.timeline = Timeline()
+    With `offloads`, what is saved waits on the host, as under `torch.autograd.graph.save_on_cpu`.
+    """
+
+    def __init__(self, offloads: bool = False):
+        self.timeline, self.offloads = Timeline(), offloads
         self.phase = "before"
         self.grad_enabled = True
         self._next_storage = self._next_order = 0
 
-    def appear(self, nbytes: int, operator: str, part: str | None) -> int:
+    def appear(self, nbytes: int, operator: str, part: str | None, on_host: bool) -> int:
         identity = self._next_storage
         self._next_storage += 1
         if nbytes:
-            self.timeline.events.append(Event(identity, nbytes, self.phase, operator))
+            self._events(on_host).append(Event(identity, nbytes, self.phase, operator))
         if part:
             self.timeline.part_of[identity] = part
         return identity
 
-    def go(self, identity: int, nbytes: int) -> None:
+    def go(self, identity: int, nbytes: int, on_host: bool) -> None:
         if nbytes:
-            self.timeline.events.append(Event(identity, -nbytes, self.phase, "free"))
+            self._events(on_host).append(Event(identity, -nbytes, self.phase, "free"))
+
+    def _events(self, on_host: bool) -> list[Event]:
+        return self.timeline.host_events if on_host else self.timeline.events
 
     def label(self, tensor: Tensor, part: str) -> None:
         """Say what a tensor's storage is; it counts as that from its first event on."""
@@ -117,10 +130,31 @@ class Tape:
         """`output` with a node on the tape that holds what it saves, if any input needs a gradient."""
         parents = tuple(tensor.node for tensor in inputs)
         if self.grad_enabled and any(parents):
-            saved = tuple(tensor.detach() for tensor in saves)
+            saved = tuple(self.save(tensor) for tensor in saves)
             output.node = kind(self._next_order, backward, parents, saved, operator)
             self._next_order += 1
         return output
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """What a node holds of a tensor: the tensor itself, or a copy on the host of all its elements."""
+        if not self.offloads:
+            return tensor.detach()
+        nbytes, part = tensor.elements * tensor.itemsize, self.timeline.part_of.get(tensor.storage.identity)
+        kept_part = part if part == "logits" else None  # a parameter's copy isn't one
+        return Tensor(tensor.elements, tensor.itemsize, Storage(self, nbytes, "save_on_cpu", kept_part, on_host=True))
+
+    def put_in_order(self, *transposed: Tensor) -> None:
+        """What saving on the host takes on the device for each tensor that doesn't lie in order: a copy that does."""
+        for tensor in transposed if self.offloads else ():
+            copied = self.new(tensor.elements, tensor.itemsize, "contiguous")
+            del copied
+
+    def saved(self, node: Node) -> tuple:
+        """What a node has saved, on the device again."""
+        if not self.offloads:
+            return node.saved
+        parts = self.timeline.part_of
+        return tuple(self.new(t.elements, t.itemsize, "to", parts.get(t.storage.identity)) for t in node.saved)
 
     def backward(self, root: Node, gradient: Tensor) -> None:
         """Run the nodes below `root`, the newest first, as soon as all their gradients are there.
@@ -136,8 +170,11 @@ class Tape:
                 gradients[id(again)] = gradients.pop(id(node))
                 heapq.heappush(ready, (-again.order, id(again), again))
                 continue
-            results = node.backward(gradients.pop(id(node)), *node.saved)
+            received = gradients.pop(id(node))
+            results = node.backward(received, *self.saved(node))
             node.saved = ()
+            results = node.validate(*results) if node.validate else results
+            del received
             for parent, result in zip(node.parents, results, strict=True):
                 if parent is not None:
                     self._receive(parent, result, gradients)
@@ -155,9 +192,10 @@ class Tape:
         return again
 
     def _receive(self, node: Node, gradient: Tensor, gradients: dict) -> None:
-        if id(node) in gradients:
-            gradient = self.new(gradient.elements, gradient.itemsize, "add")
-        gradients[id(node)] = gradient
+        if id(node) not in gradients:
+            gradients[id(node)] = gradient
+        elif not getattr(node, "sums_in_place", False):
+            gradients[id(node)] = self.new(gradient.elements, gradient.itemsize, "add")
 
 
 def uses_below(root: Node, stop: tuple = ()) -> Counter:

@@ -45,14 +45,22 @@ def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor,
     before_cast = (q, k, v)
     if ops.autocast_bytes:
         k, q, v = (ops.cast(x, ops.autocast_bytes) for x in (k, q, v))
+    ops.tape.put_in_order(*(x for x in (q, k, v) if not_in_order(run, x)))
     rows = round_up(run.seq_len, 32 if kernel == "efficient" and ops.workspace_bytes else 1)
     output = ops.kept_or(lambda: ops.like(q, kernel))
     logsumexp = ops.kept_or(
         lambda: ops.tape.new(run.micro_batch * run.model.num_attention_heads * rows, FP32_BYTES, kernel)
     )
+    ops.tape.put_in_order(*(x for x in (output,) if not_in_order(run, x)))
     saves = tuple(x for x in (q, k, v, output, logsumexp, mask) if x is not None)
     del before_cast  # the callers hold them until the kernel has run
     return ops.tape.differentiable(output, kernel, partial(fused_backward, kernel, ops, run), (q, k, v), saves), None
+
+
+def not_in_order(run: Run, x: Tensor) -> bool:
+    """Whether heads lie between the tokens of x, as projections leave them; not keys repeated for a mask."""
+    heads = x.elements // (run.tokens * run.model.head_dim)
+    return run.seq_len > 1 and heads > 1
 
 
 def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved):
@@ -70,7 +78,7 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
     in_order = lie_in_order(run) or (grouped(run) and run.model.num_key_value_heads > 1)  # copies do
-    weights = ops.matmul(q, keys, scores(run), lie_in_order(run), in_order)
+    weights = ops.matmul(q, keys, scores(run), lie_in_order(run), in_order, transposed=True)
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
     weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
@@ -104,7 +112,7 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     expanded, values = (repeat_kv(ops, run, x, copied=True) for x in wide[1:])
     in_order = lie_in_order(run) or grouped(run)
     with ops.no_autocast():
-        weights = ops.matmul(query, ops.scale(expanded), scores(run), lie_in_order(run), in_order)
+        weights = ops.matmul(query, ops.scale(expanded), scores(run), lie_in_order(run), in_order, transposed=True)
         weights = add_mask(ops, weights, bias)
         weights = ops.softmax(weights)
         returned = ops.cast(weights.detach(), itemsize)

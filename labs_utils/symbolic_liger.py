@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labs_utils.device import Device
-from labs_utils.symbolic import Node, Tensor
+from labs_utils.symbolic import Tensor
 from labs_utils.symbolic_operators import FP32_BYTES, Operators
 
 
@@ -41,7 +41,7 @@ def linear_cross_entropy(ops: Operators, hidden: Tensor, head: Tensor, labels: T
     logits = ops.tape.new(chunk * vocab_size, itemsize, "liger_loss", "logits")
     del casts, logits, losses, valid
     backward = lambda g, *gradients: gradients  # noqa: E731
-    inputs = (hidden, added_in_place(ops, head))
+    inputs = (hidden, head)
     return ops.apply("liger_loss", 1, FP32_BYTES, backward, inputs, (for_hidden, for_head))
 
 
@@ -51,16 +51,6 @@ def autocast_copies(ops: Operators, head: Tensor, chunk_elements: int, several: 
         return []
     sizes = [head.elements] * (1 + several) + [chunk_elements]
     return [ops.tape.new(size, ops.autocast_bytes, "to") for size in sizes]
-
-
-def added_in_place(ops: Operators, weight: Tensor) -> Tensor:
-    """The weight with a gradient that autograd may add to in place, as it may to one that nothing else refers to.
-
-    torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; it matters where the head is tied to the embedding.
-    """
-    result = weight.detach()
-    result.node = Node(weight.node.order, weight.node.accumulate, ())
-    return result
 
 
 def chunk_tokens(tokens: int, vocab_size: int, hidden_size: int) -> int:

@@ -30,7 +30,7 @@ class SymbolicStep:
     """The counterpart of `labs_utils.training.TrainingStep`: builds a run on a device; calling it runs one step."""
 
     def __init__(self, run: Run, device: Device = CPU):
-        self.run, self.device, self.tape = run, device, Tape()
+        self.run, self.device, self.tape = run, device, Tape(offloads=run.checkpointing == "offload")
         self.ops = Operators(
             self.tape, run.micro_batch, run.seq_len, AUTOCAST_BYTES.get(run.precision, 0), device.workspace_bytes
         )
@@ -47,6 +47,7 @@ class SymbolicStep:
         self.norm = tape.parameter(model.hidden_size, self.itemsize)
         head = tape.parameter(model.embedding_parameters, self.itemsize)
         self.head = self.embedding if model.tie_word_embeddings else head
+        self.embedding.node.sums_in_place = bool(self.ops.autocast_bytes) or self.run.loss_kernel == "liger"
         others = [weight for layer in self.layers for weight in layer.weights] + [self.norm]
         self.parameters = [self.embedding, *others] + ([] if model.tie_word_embeddings else [head])
         inverse_frequencies = [tape.new(model.head_dim // 2, FP32_BYTES, "buffer", "buffers") for _ in range(2)]

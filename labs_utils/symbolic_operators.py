@@ -96,6 +96,7 @@ class Operators:
         """
         if self.autocast_bytes:
             weight, x = self._cast_weight(weight), self.cast(x, self.autocast_bytes)
+        self.tape.put_in_order(weight)  # as its transpose, it is saved
         self.take_workspace()
         elements = weight.elements // (x.elements // self.tokens) * self.tokens
         compute = partial(self.output, elements, x.itemsize, "mm", part, stopped=last and self.early_stop)
@@ -184,10 +185,13 @@ class Operators:
 
     def _times_table(self, x: Tensor, table: Tensor) -> Tensor:
         def backward(gradient, table):
-            return (self.cast(self.like(gradient, "mul"), before),)
+            return (self.like(gradient, "mul"),)
 
         before = x.itemsize
-        return self.apply("mul", x.elements, max(before, table.itemsize), backward, (x,), (table,))
+        output = self.apply("mul", x.elements, max(before, table.itemsize), backward, (x,), (table,))
+        if output.node is not None:
+            output.node.validate = lambda result: (self.cast(result, before),)
+        return output
 
     def _rotate_half(self, x: Tensor) -> Tensor:
         first, second = self._half(x), self._half(x)
@@ -217,11 +221,15 @@ class Operators:
         self.scratch(scratch.softmax_backward(output.elements), "softmax_backward")
         return (result,)
 
-    def matmul(self, x: Tensor, y: Tensor, elements: int, x_in_order: bool, y_in_order: bool) -> Tensor:
-        """A batched matrix product; saves both, cast by autocast and copied into order (batch and heads as one)."""
+    def matmul(self, x: Tensor, y: Tensor, elements: int, x_in_order: bool, y_in_order: bool, transposed=False):
+        """A batched matrix product; saves both, cast by autocast and copied into order (batch and heads as one).
+
+        `transposed` says that y is a transposed view, unless it has been copied.
+        """
         if self.autocast_bytes:
             x, y = self.cast(x, self.autocast_bytes), self.cast(y, self.autocast_bytes)
         x, y = (t if in_order else self.contiguous(t) for t, in_order in ((x, x_in_order), (y, y_in_order)))
+        self.tape.put_in_order(*[y] * (transposed and y_in_order))
         self.take_workspace()
         return self.apply("bmm", elements, x.itemsize, self._matmul_backward, (x, y), (x, y))
 
@@ -246,7 +254,7 @@ class Operators:
         log_softmax = self.apply(
             "log_softmax", logits.elements, FP32_BYTES, self._like_saved("logits"), (logits,), part="logits"
         )
-        log_softmax.node.saved = (log_softmax.detach(),)
+        log_softmax.node.saved = (self.tape.save(log_softmax),)
         backward = self._like_saved("logits")
         return self.apply("nll_loss", 1, FP32_BYTES, backward, (log_softmax,), (log_softmax, labels))
 

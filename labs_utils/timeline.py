@@ -5,10 +5,12 @@ Whoever writes one (the tracker by watching operators, the symbolic step by nami
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-from labs_utils.allocator import CachingAllocator
+from labs_utils.allocator import CachingAllocator, OutOfMemory, pinned_bytes
 from labs_utils.answer import PARTS, PHASES
 
 DEFAULT_PART = "activations"
@@ -35,10 +37,14 @@ class Moment:
 
 @dataclass
 class Timeline:
-    """The events in order. `part_of` says what a storage is (one of `labs_utils.answer.PARTS`; else activations)."""
+    """The events in order. `part_of` says what a storage is (one of `labs_utils.answer.PARTS`; else activations).
+
+    `host_events` are those of storages that wait in the host's memory; they are in no moment and no peak.
+    """
 
     events: list[Event] = field(default_factory=list)
     part_of: dict[int, str] = field(default_factory=dict)
+    host_events: list[Event] = field(default_factory=list)
 
     def moments(self, phases: tuple[str, ...] = PHASES) -> Iterator[Moment]:
         """The step moment by moment, in the phases asked for, beginning with what is live as the first one begins."""
@@ -64,9 +70,28 @@ class Timeline:
             raise ValueError(f"nothing was recorded in phase {' or '.join(phases or PHASES)}")
         return peak
 
+    def host_peak_bytes(self, pinned: bool = False) -> int:
+        """The most bytes that wait in the host's memory at once; `pinned` in the blocks of pinned memory."""
+        size = pinned_bytes if pinned else int
+        changes = (math.copysign(size(abs(event.change_bytes)), event.change_bytes) for event in self.host_events)
+        return int(max(accumulate(changes), default=0))
+
     def in_blocks(self) -> tuple[Timeline, int]:
         """The same events in the blocks that PyTorch's CUDA caching allocator gives out, and the bytes it reserves."""
-        allocator, blocks, events = CachingAllocator(), {}, []
+        allocator = CachingAllocator()
+        return Timeline(self._played(allocator), self.part_of, self.host_events), allocator.reserved_bytes
+
+    def fits_in(self, limit_bytes: int) -> bool:
+        """Whether that allocator finds a place for every block in so many bytes, however they are fragmented."""
+        try:
+            self._played(CachingAllocator(limit_bytes))
+        except OutOfMemory:
+            return False
+        return True
+
+    def _played(self, allocator: CachingAllocator) -> list[Event]:
+        """The events with the sizes of the blocks that the allocator gives out and takes back."""
+        blocks, events = {}, []
         for event in self.events:
             if event.change_bytes > 0:
                 block = blocks[event.storage] = allocator.allocate(event.change_bytes)
@@ -76,4 +101,4 @@ class Timeline:
                 change_bytes = -block.size
                 allocator.free(block)
             events.append(replace(event, change_bytes=change_bytes))
-        return Timeline(events, self.part_of), allocator.reserved_bytes
+        return events

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from labs_utils.run import Run
+from labs_utils.tracker import host_memory
 
 WEIGHT_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": torch.float32}
 AUTOCAST_DTYPE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -53,7 +54,7 @@ class TrainingStep:
         """Forward and backward of one micro-batch; gradients add up."""
         with attention_backend(self.run):
             on_phase("forward")
-            with self.autocast(), saved_tensors(self.run):
+            with self.autocast(), saved_tensors(self.run, self.device):
                 loss = self.model(**self.batch, use_cache=False).loss / self.run.grad_accum
             on_phase("backward")
             self.scaler.scale(loss).backward()
@@ -120,11 +121,23 @@ def keep(policy: str, context, operator, *args, **kwargs) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator.name().split(".")[0] in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def saved_tensors(run: Run):
-    """Send every saved tensor to pinned host memory under checkpointing `offload`."""
-    if run.checkpointing == "offload":
+def saved_tensors(run: Run, device: torch.device):
+    """Send every saved tensor to pinned host memory under checkpointing `offload`.
+
+    A CPU has no other memory: there, copies that trackers count as the host's stand for it.
+    """
+    if run.checkpointing != "offload":
+        return contextlib.nullcontext()
+    if device.type == "cuda":
         return torch.autograd.graph.save_on_cpu(pin_memory=True)
-    return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(to_host, torch.clone)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, as `torch.autograd.graph.save_on_cpu` makes it: in order, put so on the device."""
+    in_order = tensor.contiguous()
+    with host_memory():
+        return in_order.clone()
 
 
 def attention_backend(run: Run):

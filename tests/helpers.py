@@ -31,6 +31,7 @@ VARIANTS = {
     "every-2": {"checkpointing": "every-2"},
     "keep-attention": {"checkpointing": "keep-attention"},
     "keep-matmul-attention": {"checkpointing": "keep-matmul-attention"},
+    "offload": {"checkpointing": "offload"},
     "eager, full": {"attention": "eager", "checkpointing": "full"},
     "fp32": {"precision": "fp32"},
     "bf16-mixed": {"precision": "bf16-mixed"},
@@ -41,6 +42,7 @@ VARIANTS = {
     "accumulated": {"grad_accum": 3},
     "one key/value head": {"model": {**SHAPE, "num_key_value_heads": 1}},
     "tied": {"model": {**SHAPE, "tie_word_embeddings": True}},
+    "tied, bf16-mixed": {"model": {**SHAPE, "tie_word_embeddings": True}, "precision": "bf16-mixed", "seq_len": 16},
 }
 
 QUICK = ("sdpa", "padded", "eager", "full", "bf16-mixed", "loop")
@@ -58,10 +60,10 @@ def dry_variant(name):
     return dry_run(small_run(**VARIANTS[name]), CPU)
 
 
-def random_run(rng, device, layers):
-    """A random run that the formulas cover, of a random shape of up to so many layers."""
+def random_run(rng, device, layers, **changes):
+    """A random run that the formulas cover, of a random shape of up to so many layers, with some fields given."""
     while True:
-        run = Run.parse({"model": random_shape(rng, layers), **random_recipe(rng)})
+        run = Run.parse({"model": random_shape(rng, layers), **random_recipe(rng), **changes})
         if why_unsupported(run, device) is None:
             return run
 
@@ -92,7 +94,9 @@ def random_recipe(rng):
         "precision": rng.choice(["bf16", "bf16", "fp32", "bf16-mixed", "fp16-mixed"]),
         "optimizer": rng.choice(["adamw", "adamw", "adamw-foreach", "adamw-loop", "sgd", "none"]),
         "attention": rng.choice(["sdpa", "sdpa", "eager", "sdpa-math"]),
-        "checkpointing": rng.choice(["none", "none", "full", "every-2", "keep-attention", "keep-matmul-attention"]),
+        "checkpointing": rng.choice(
+            ["none", "none", "full", "every-2", "keep-attention", "keep-matmul-attention", "offload"]
+        ),
     }
 
 
@@ -103,7 +107,7 @@ def phase_peaks(answer):
 
 def tracked_step(run) -> Timeline:
     """What the tracker sees of the run's second step with real tensors on the CPU, labelled as `dry_run` labels it."""
-    with MemoryTracker(run.model.vocab_size) as tracker:
+    with MemoryTracker(run.model.vocab_size, run.tokens) as tracker:
         step = TrainingStep(run, "cpu")
         watch_parts(tracker, step)
         step(lambda phase: tracker.phase(f"warm {phase}"))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from labs_utils.allocator import CachingAllocator
+from labs_utils.allocator import CachingAllocator, OutOfMemory, pinned_bytes
 
 KIB, MIB = 2**10, 2**20
 
@@ -120,3 +120,23 @@ def test_any_order_of_allocating_and_freeing_keeps_the_books(allocator, seed):
     assert allocator.allocated_bytes == 0
     left = [block for pool in allocator._free.values() for block in pool]
     assert len(left) == segments > 1 and sum(block.size for block in left) == allocator.reserved_bytes
+
+
+def test_a_limit_is_kept_by_giving_back_what_nothing_uses():
+    allocator = CachingAllocator(limit_bytes=40 * MIB)
+    allocator.free(allocator.allocate(30 * MIB))
+    allocator.allocate(32 * MIB)
+    assert allocator.reserved_bytes == 32 * MIB
+
+
+def test_a_limit_is_met_where_what_is_free_lies_in_pieces():
+    allocator = CachingAllocator(limit_bytes=60 * MIB)
+    allocator.free(allocator.allocate(40 * MIB))
+    allocator.allocate(12 * MIB)  # cut from the free segment, which can't be given back any more
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(40 * MIB)
+
+
+@pytest.mark.parametrize("size, block", [(1, 1), (2, 2), (3, 4), (4096, 4096), (4097, 8192)])
+def test_pinned_memory_comes_in_powers_of_two(size, block):
+    assert pinned_bytes(size) == block

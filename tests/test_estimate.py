@@ -69,17 +69,26 @@ def test_a_1b_model_is_estimated_to_a_tenth_of_a_percent_of_an_h200(model, rows)
         assert answer.peak_bytes == pytest.approx(measured_bytes, rel=1e-3), changes
 
 
+KEPT = ("keep-attention", "keep-matmul-attention")
+
+
 def check_agreement(run, device):
     estimated, dry = estimate(run, device), dry_run(run, device)
     assert dry.outcome == "ok", dry.provenance
     assert estimated.peak_bytes == pytest.approx(dry.peak_bytes, rel=AGREEMENT), run
     assert phase_peaks(estimated) == pytest.approx(phase_peaks(dry), rel=AGREEMENT), run
+    assert waiting_bytes(estimated) == pytest.approx(waiting_bytes(dry), rel=AGREEMENT), run
 
 
-def check_random_runs(seed, count, device, layers):
+def waiting_bytes(answer):
+    """What waits on the host, where anything does."""
+    return answer.provenance.get("host_bytes", 0)
+
+
+def check_random_runs(seed, count, device, layers, **changes):
     rng = random.Random(seed)
     for _ in range(count):
-        check_agreement(random_run(rng, device, layers), device)
+        check_agreement(random_run(rng, device, layers, **changes), device)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -97,6 +106,13 @@ def test_the_estimate_is_the_dry_run_of_200_random_shapes_and_recipes(seed):
 @pytest.mark.parametrize("seed", range(200, 202))
 def test_the_estimate_is_the_dry_run_on_an_h200(seed):
     check_random_runs(seed, 10, H200, layers=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["full", "every-2", "every-3", *KEPT, "offload"])
+def test_every_kind_of_checkpointing_is_estimated_for_20_random_shapes(checkpointing):
+    attention = {"attention": "sdpa"} if checkpointing in KEPT else {}
+    check_random_runs(300, 20, CPU, layers=5, checkpointing=checkpointing, **attention)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -139,7 +155,7 @@ def test_longer_sequences_never_take_less():
         ({"zero_stage": 3}, "cpu", "engine 'deepspeed' isn't covered yet"),
         ({"weights": "nf4"}, "cpu", "weights 'nf4' isn't covered yet"),
         ({"precision": "bf16-master"}, "cpu", "precision 'bf16-master' isn't covered yet"),
-        ({"checkpointing": "offload"}, "cpu", "checkpointing 'offload' isn't covered yet"),
+        ({"checkpointing": "offload", "padded": True}, "H200", "checkpointing 'offload' of a padded batch"),
         ({"attention": "eager", "checkpointing": "keep-attention"}, "cpu", "checkpointing 'keep-attention' keeps"),
         ({"attention": "sdpa-math", "padded": True}, "cpu", "attention 'sdpa-math' on a padded batch"),
         ({"attention": "flash_attention_2", "precision": "fp32"}, "cpu", "attention 'flash_attention_2' has no fp32"),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from labs_utils.dry_run import dry_run
+from labs_utils.estimate import estimate
 from labs_utils.measure import Worker, answer_in, measure, measure_to_file, why_not_started
 from labs_utils.run import LLAMA_8B, Run
 
@@ -27,8 +28,14 @@ def test_a_run_that_cannot_be_made_here_is_an_answer_and_the_next_one_is_right()
 
 
 def test_what_a_cpu_has_no_kernel_for_is_unsupported():
-    runs = [QUICK.replace(attention="sdpa-efficient"), QUICK.replace(checkpointing="offload")]
-    assert [answer.outcome for answer in measure_to_file(runs, None, resume=False)] == ["unsupported"] * 2
+    assert measure(QUICK.replace(attention="sdpa-efficient")).outcome == "unsupported"
+
+
+def test_what_is_offloaded_is_measured_as_the_hosts():
+    run = QUICK.replace(checkpointing="offload")
+    answer, guess = measure(run), estimate(run, "cpu")
+    assert answer.peak_bytes == pytest.approx(guess.peak_bytes, rel=1e-3)
+    assert answer.provenance["host_bytes"] == pytest.approx(guess.provenance["host_bytes"], rel=1e-3)
 
 
 def test_a_last_line_without_its_newline_is_kept(tmp_path):

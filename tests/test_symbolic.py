@@ -25,6 +25,7 @@ SAVED = {
     "padded": ({"padded": True}, NORMS + MLP + 8 * a * d + 4 * a + 2 * s, 0),
     "eager": ({"attention": "eager"}, NORMS + MLP + 8 * a * d + 6 * a * s, 0),
     "full": ({"checkpointing": "full"}, 2 * h, 0),
+    "offload": ({"checkpointing": "offload"}, 0, 0),
     "keep-matmul-attention": ({"checkpointing": "keep-matmul-attention"}, 6 * h + 4 * f + ATTENTION, 0),
     "keep-attention": ({"checkpointing": "keep-attention"}, 2 * h + 2 * a * d + 4 * a, 0),
     "autocast": ({"precision": "bf16-mixed"}, 26 * h + 8 + MLP + ATTENTION, 2 * LINEAR_WEIGHTS),

@@ -6,7 +6,7 @@ from helpers import VARIANT_PARAMETERS, VARIANTS, dry_variant, phase_peaks, smal
 
 from labs_utils.device import CPU
 from labs_utils.estimate import read_off
-from labs_utils.tracker import MemoryTracker
+from labs_utils.tracker import MemoryTracker, host_memory
 
 LOSS_SCALE_BYTES = 64  # fp16's gradient scaler, which a dry run leaves out: some scalars
 KIB = 2**10
@@ -24,6 +24,7 @@ def test_a_real_step_is_tracked_as_the_dry_run_says(variant):
     assert real.parts == pytest.approx(dry.parts, abs=scalars_bytes)
     assert phase_peaks(real) == pytest.approx(phase_peaks(dry), abs=scalars_bytes)
     assert real.phase == dry.phase
+    assert real.provenance.get("host_bytes") == dry.provenance.get("host_bytes")
 
 
 def test_a_storage_counts_once_whatever_views_there_are():
@@ -91,6 +92,19 @@ def test_a_last_dimension_of_the_vocabulary_makes_logits():
         kept = [torch.ones(2, 500), torch.ones(500, 2)]
     parts = tracker.timeline.peak().parts
     assert len(kept) == 2 and parts["logits"] == parts["activations"] == 4000
+
+
+def test_what_is_made_in_host_memory_is_kept_apart():
+    with MemoryTracker() as tracker:
+        tracker.phase("forward")
+        with host_memory():
+            on_host = torch.ones(KIB)
+        on_device = on_host + 1
+        on_host.add_(1)
+        del on_host
+    assert on_device.shape == (KIB,) and tracker.timeline.peak().live_bytes == 4 * KIB
+    assert tracker.timeline.host_peak_bytes() == 4 * KIB
+    assert sum(event.change_bytes for event in tracker.timeline.host_events) == 0
 
 
 def test_bytes_that_no_tensor_shows_are_held_and_released():

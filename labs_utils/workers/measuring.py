@@ -67,6 +67,8 @@ def on_gpu(run: Run) -> Answer:
     reserved_bytes, used_bytes = torch.cuda.max_memory_reserved(), device_used_bytes()
     seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS))
     found = {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
+    if run.checkpointing == "offload":
+        found["host_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     phase = max(PHASES, key=lambda name: peaks.by_phase[name])
     return answer(
         run,
@@ -106,7 +108,7 @@ def spread(seconds: Spread) -> dict:
 
 def on_cpu(run: Run) -> Answer:
     """The tracker's peak in the third step, and the time of three more without it."""
-    tracker = MemoryTracker(run.model.vocab_size)
+    tracker = MemoryTracker(run.model.vocab_size, run.tokens)
     step = TrainingStep(run, "cpu")
     for _ in range(WARM_STEPS):
         step()
@@ -116,11 +118,13 @@ def on_cpu(run: Run) -> Answer:
         step(tracker.phase)
     peak = tracker.timeline.peak()
     seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS - WARM_STEPS))
-    by_phase = {phase: tracker.timeline.peak(phase).live_bytes for phase in PHASES}
+    found = {"phase_peak_bytes": {phase: tracker.timeline.peak(phase).live_bytes for phase in PHASES}}
+    if tracker.timeline.host_events:
+        found["host_bytes"] = tracker.timeline.host_peak_bytes()
     return answer(
         run,
         "ok",
-        {"phase_peak_bytes": by_phase, **spread(seconds)},
+        {**found, **spread(seconds)},
         peak_bytes=peak.live_bytes,
         phase=peak.event.phase,
         parts=peak.parts,
