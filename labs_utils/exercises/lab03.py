@@ -55,7 +55,7 @@ def draw_plan(rng, accumulation: int) -> dict:
 
 
 def searched_plan(case: dict) -> dict:
-    """The first micro-batch that reaches the target, tried one by one, and the steps that torch's samplers make of it."""
+    """The first plan that reaches the target, tried one by one, and the steps that torch's samplers make."""
     for grad_accum in count(1):
         for micro_batch in range(1, case["largest_micro_batch"] + 1):
             tokens = micro_batch * grad_accum * case["world_size"] * case["seq_len"]
