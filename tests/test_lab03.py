@@ -23,6 +23,10 @@ NOTEBOOK = nbformat.read(ROOT / "notebooks" / "03_batch_size_and_gradient_accumu
 CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}
 SOLUTIONS = solutions(ROOT / "solutions" / "lab03.py")
 WRONG = [one for one in wrong_answers(ROOT / "tests/wrong_answers/lab03.py") if not one.label.startswith("memory_")]
+ACCUMULATION = [f"accumulate-{cell}" for cell in "batch cut targets table code loop".split()]
+LAYERS = (
+    "accelerate losses table called reveal imports trainer catch trainer-step models ignoring trainer-table".split()
+)
 ROUNDING = 1e-10  # of the way that the weights went: fp64, amplified by 20 steps
 
 
@@ -42,7 +46,7 @@ def function(exercise_id, source):
 
 @pytest.mark.slow
 def test_batches_are_noisy_and_not_biased():
-    lab = after("noise-model", "noise-gradients", "noise-full", "noise-draw")
+    lab = after(*"noise-model noise-gradients noise-each noise-full noise-draw noise-measured".split())
     sizes = (1, 4, 16, 64)
     mean, spread, variance = zip(*map(lab["measured"], sizes), strict=True)
     draws = 300
@@ -53,7 +57,7 @@ def test_batches_are_noisy_and_not_biased():
 
 @pytest.mark.slow
 def test_accumulation_is_the_full_batch_to_rounding_and_the_wrong_denominator_is_not():
-    lab = after(*"noise-model accumulate-batch accumulate-cut accumulate-code learn-train learn-loss".split())
+    lab = after("noise-model", *ACCUMULATION, "learn-train", "learn-loop", "learn-loss")
     torch.manual_seed(1)
     start = build_model(lab["small"], torch.device("cpu")).double()
     start.loss_function = lab["loss_as_it_is"]
@@ -66,14 +70,13 @@ def test_accumulation_is_the_full_batch_to_rounding_and_the_wrong_denominator_is
 
 @pytest.mark.slow
 def test_each_layer_divides_as_the_lab_says():
-    cells = "noise-model noise-gradients accumulate-batch accumulate-cut accumulate-table accumulate-code"
-    lab = after(*cells.split())
+    lab = after("noise-model", "noise-gradients", *ACCUMULATION)
     lab["accumulated"](lab["model"], lab["cut"](lab["BATCHES"][0], 1), "one denominator")
     lab["full"] = lab["gradient"](lab["model"])
     lab["reveal"] = lambda *args, **kwargs: None
-    for cell in "accelerate table trainer trainer-step models trainer-table".split():
+    for cell in LAYERS:
         exec(CELLS[f"layers-{cell}"], lab)
-        if cell == "table":
+        if cell == "reveal":
             times, off = ({row[0]: row[n] for row in lab["rows"]} for n in (1, 2))
             assert times["accelerate, num_items"] == pytest.approx(0.25) and times["model"] > 3.5
             assert off["model, num_items"] < 1e-3 and off["accelerate"] > 1  # per cent

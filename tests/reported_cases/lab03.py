@@ -13,6 +13,6 @@ ANSWERED = {
 SHOWN_LIVE = {
     "PF-052": "learn-exact",
     "PF-054": "layers-trainer-table",
-    "PF-055": "layers-symptom",
+    "PF-055": "layers-symptom-figure",
     "PF-058": "learn-curves",
 }
