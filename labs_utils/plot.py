@@ -53,8 +53,8 @@ def plot_timeline(timeline: Timeline, title: str, phases: tuple[str, ...] = PHAS
     show(timeline_figure(timeline, title, phases), f"{title} {where}: {_worded_parts(peak.parts)}.")
 
 
-def plot_curves(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool = False) -> None:
-    """Draw a line with markers for each curve; `log` makes both axes logarithmic, for x in doublings."""
+def plot_curves(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool | str = False) -> None:
+    """Draw a line with markers for each curve; `log` makes both axes logarithmic, "x" only that one (in doublings)."""
     ends = "; ".join(f"{curve} from {_end(curve, min)} to {_end(curve, max)}" for curve in curves)
     show(curves_figure(curves, title, xlabel, ylabel, log), f"{title} Line chart of {ylabel} by {xlabel}: {ends}.")
 
@@ -105,7 +105,7 @@ def thinned(moments: Sequence[Moment], most: int = MOST_MOMENTS) -> list[tuple[i
     return [(start, max(moments[start : start + stretch], key=lambda moment: moment.live_bytes)) for start in starts]
 
 
-def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool = False):
+def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool | str = False):
     """The figure of `plot_curves`."""
     axes = new_axes(title, xlabel, ylabel)
     for number, curve in enumerate(curves):
@@ -113,10 +113,15 @@ def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str,
         axes.plot(*zip(*points, strict=True), label=str(curve), **curve_style(number, curve.method))
     if log:
         xs = sorted({x for curve in curves for x in curve.points})
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="log")
         axes.set_xticks(xs, [f"{x // 1024}k" if x >= 1024 else f"{x:g}" for x in xs], minor=False)
         axes.set_xticks([], minor=True)
+    if log and log != "x":
+        from matplotlib.ticker import LogFormatter
+
+        axes.set(yscale="log")
         axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))  # within a decade, 2 and 5 help
     axes.grid(alpha=0.3)
     axes.figure.legend(ncols=2, **LEGEND)
     return axes.figure
