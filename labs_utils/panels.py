@@ -66,8 +66,9 @@ def _draw_step(axes, label: str, step: list, size: int) -> dict[str, float]:
         area.set(**part_style(part, "measure") | {"linewidth": 0})
     x, y = step.index(peak), peak.live_bytes / size
     axes.plot(x, y, "v", color="black")
-    place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9}
-    axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (-6, 5), ha="right", **place)
+    late = x > len(step) / 2
+    place = {"textcoords": "offset points", "ha": "right" if late else "left", "weight": "bold", "fontsize": 9}
+    axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (-7 if late else 7, 1), **place)
     for phase in dict.fromkeys(moment.event.phase for moment in step):
         start = next(index for index, moment in enumerate(step) if moment.event.phase == phase)
         axes.axvline(start, color="black", linewidth=0.8, linestyle=":", zorder=0)

@@ -2,8 +2,6 @@
 
 import torch
 
-from labs_utils import Run, estimate
-
 
 def policy_bytes(model: dict[str, int], policy: str, tokens: int) -> int:
     hidden, mlp, layers = model["hidden_size"], model["intermediate_size"], model["num_hidden_layers"]
@@ -24,15 +22,9 @@ def policy_bytes(model: dict[str, int], policy: str, tokens: int) -> int:
     return tokens * (checkpointed * one_layer["full"] + (layers - checkpointed) * one_layer["none"])
 
 
-def segment_layers(layers: int, input_bytes: int, layer_bytes: int) -> int:
-    def peak(each):
-        sizes = [min(each, layers - start) for start in range(0, layers, each)]
-        return max(i * input_bytes + size * layer_bytes for i, size in enumerate(sizes, start=1))
-
-    return min(range(1, layers + 1), key=peak)
-
-
 def cheapest_policy(run: dict, limit_bytes: int) -> str | None:
+    from labs_utils import Run, estimate
+
     model, tokens = run["model"], run["micro_batch"] * run["seq_len"]
     hidden, layers = model["hidden_size"], model["num_hidden_layers"]
     queries, keys = (model[heads] * model["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
@@ -47,6 +39,14 @@ def cheapest_policy(run: dict, limit_bytes: int) -> str | None:
     }
     peaks = {policy: estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes for policy in again}
     return min((policy for policy in again if peaks[policy] <= limit_bytes), key=again.get, default=None)
+
+
+def segment_layers(layers: int, input_bytes: int, layer_bytes: int) -> int:
+    def peak(each):
+        sizes = [min(each, layers - start) for start in range(0, layers, each)]
+        return max(i * input_bytes + size * layer_bytes for i, size in enumerate(sizes, start=1))
+
+    return min(range(1, layers + 1), key=peak)
 
 
 class _Checkpoint(torch.autograd.Function):

@@ -38,7 +38,7 @@ def draw_run(rng, **fixed) -> dict:
     model = {
         "hidden_size": 64,
         "intermediate_size": 16 * int(rng.integers(7, 10)),
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 3,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "head_dim": 32,

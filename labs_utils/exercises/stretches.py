@@ -26,6 +26,15 @@ def draw_stack(rng, layers: tuple[int, int], times: tuple[int, int]) -> dict[str
     }
 
 
+# Between 3 and 5 hidden states are on their way besides what the exercise counts, so equally good sizes differ by 2.
+ON_THEIR_WAY = 2
+
+
+def measured(layers: int, input_bytes: int, layer_bytes: int) -> dict:
+    """The peaks of a stack, and the bytes of one input."""
+    return {"peaks": stretch_peaks(layers, input_bytes, layer_bytes), "input_bytes": input_bytes}
+
+
 def stretch_peaks(layers: int, input_bytes: int, layer_bytes: int) -> list[int]:
     """The peak of a real forward and backward with segments of 1, 2, … and all layers."""
     return [tracked_peak(layers, input_bytes, layer_bytes, each) for each in range(1, layers + 1)]
