@@ -128,7 +128,7 @@ def test_each_situation_has_its_own_cheapest_policy(seed):
     assert lab02.each_limit(solution("cheapest_policy"), case) == BEST
     for one in case.values():
         peaks = [policies.estimated_peak(one["run"], policy) for policy in policies.POLICIES]
-        assert min(abs(one["limit_bytes"] / peak - 1) for peak in peaks) > 0.01
+        assert min(abs(one["limit_bytes"] / peak - 1) for peak in peaks) > 0.005  # estimates are exact to 16 bytes
 
 
 @pytest.mark.slow
