@@ -1,0 +1,92 @@
+"""Figures that lay several runs side by side: `plot_timelines`, one panel each, and `plot_points`, one marker each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from labs_utils.answer import PARTS, PHASES
+from labs_utils.figures import show
+from labs_utils.looks import LEGEND, new_axes, part_legend, part_style, wrapped
+from labs_utils.plot import thinned
+from labs_utils.predictions import METHOD_LABELS
+from labs_utils.tables import scale, worded, worded_bytes
+from labs_utils.timeline import Timeline
+
+PANEL_INCHES = 1.75
+# A colour and a marker for each point; neither alone tells them apart.
+POINT_LOOKS = (
+    ("#1b6ca8", "o"), ("#d1332e", "s"), ("#5b2a86", "^"), ("#b57f00", "D"), ("#333333", "v"), ("#2a9d5c", "P"),
+    ("#a9568c", "X"), ("#7a7a7a", "*"),
+)  # fmt: skip
+
+
+def plot_timelines(timelines: Mapping[str, Timeline], title: str, phases: tuple[str, ...] = PHASES) -> None:
+    """Draw the live bytes of several steps by part, one panel for each label, all on one scale."""
+    peaks = {label: timeline.peak(*phases) for label, timeline in timelines.items()}
+    said = "; ".join(
+        f"{label}: peak {worded_bytes(peak.live_bytes)} in {peak.event.phase}" for label, peak in peaks.items()
+    )
+    show(timelines_figure(timelines, title, phases), f"{title} Stacked areas over {', '.join(phases)}. {said}.")
+
+
+def plot_points(
+    points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str, method: str = "measure"
+) -> None:
+    """Draw one marker (x, y) for each label, hollow if `method` is "recall"."""
+    said = "; ".join(f"{label} {worded(float(x))}, {worded(float(y))}" for label, (x, y) in points.items())
+    show(points_figure(points, title, xlabel, ylabel, method), f"{title} {ylabel} against {xlabel}: {said}.")
+
+
+def timelines_figure(timelines: Mapping[str, Timeline], title: str, phases: tuple[str, ...] = PHASES):
+    """The figure of `plot_timelines`."""
+    from matplotlib.figure import Figure
+
+    steps = {label: list(timeline.moments(phases)) for label, timeline in timelines.items()}
+    size, unit = scale(max(moment.live_bytes for step in steps.values() for moment in step))
+    figure = Figure(figsize=(5.2, 1.3 + PANEL_INCHES * len(steps)), layout="constrained")
+    panels = figure.subplots(len(steps), 1, sharey=True, squeeze=False)[:, 0]
+    figure.suptitle(wrapped(title, 46), x=0.02, ha="left", fontsize=12, weight="bold")
+    heights: dict[str, float] = {}
+    for axes, (label, step) in zip(panels, steps.items(), strict=True):
+        for part, height in _draw_step(axes, label, step, size).items():
+            heights[part] = max(height, heights.get(part, 0))
+    panels[-1].set_xlabel("allocations and frees, in order")
+    panels[len(steps) // 2].set_ylabel(f"memory ({unit})")
+    panels[0].set_ylim(0, 1.3 * panels[0].get_ylim()[1])
+    part_legend(panels[0], heights)
+    return figure
+
+
+def _draw_step(axes, label: str, step: list, size: int) -> dict[str, float]:
+    """Draw one step's live bytes in units of `size`; the greatest height of each part."""
+    peak, moments = max(step, key=lambda moment: moment.live_bytes), thinned(step)
+    shown = [part for part in PARTS if any(moment.parts[part] for _, moment in moments)]
+    series = [[moment.parts[part] / size for _, moment in moments] for part in shown]
+    for part, area in zip(shown, axes.stackplot([x for x, _ in moments], series, step="post"), strict=True):
+        area.set(**part_style(part, "measure") | {"linewidth": 0})
+    x, y = step.index(peak), peak.live_bytes / size
+    axes.plot(x, y, "v", color="black")
+    late = x > len(step) / 2
+    place = {"textcoords": "offset points", "ha": "right" if late else "left", "weight": "bold", "fontsize": 9}
+    axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (-7 if late else 7, 1), **place)
+    for phase in dict.fromkeys(moment.event.phase for moment in step):
+        start = next(index for index, moment in enumerate(step) if moment.event.phase == phase)
+        axes.axvline(start, color="black", linewidth=0.8, linestyle=":", zorder=0)
+    axes.set_title(label, loc="left", fontsize=10)
+    axes.set_xlim(0, len(step))
+    axes.spines[["top", "right"]].set_visible(False)
+    return dict(zip(shown, map(max, series), strict=True))
+
+
+def points_figure(
+    points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str, method: str = "measure"
+):
+    """The figure of `plot_points`."""
+    axes = new_axes(title, xlabel, ylabel)
+    for (label, (x, y)), (colour, marker) in zip(points.items(), POINT_LOOKS, strict=False):
+        hollow = {"markerfacecolor": "white"} if method == "recall" else {}
+        axes.plot(x, y, marker, color=colour, markersize=9, markeredgewidth=1.8, label=label, **hollow)
+    axes.margins(0.15)
+    axes.grid(alpha=0.3)
+    axes.figure.legend(ncols=2, title=METHOD_LABELS[method], alignment="left", **LEGEND)
+    return axes.figure
