@@ -12,7 +12,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from labs_utils.run import Run
 
-WEIGHT_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": torch.float32}
+WEIGHT_DTYPE = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": torch.float32,
+    "bf16-master": torch.bfloat16, "fp16-master": torch.float16,
+}  # fmt: skip
 AUTOCAST_DTYPE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 SDPA_BACKENDS = {
     "sdpa": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -56,7 +59,10 @@ class TrainingStep:
             with self.autocast(), saved_tensors(self.run):
                 loss = self.model(**self.batch, use_cache=False).loss / self.run.grad_accum
             on_phase("backward")
-            self.scaler.scale(loss).backward()
+            self.backward(loss)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
 
     def autocast(self):
         """Autocast for the mixed precisions, nothing for the others."""
