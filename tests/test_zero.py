@@ -11,8 +11,10 @@ import pytest
 import torch
 from helpers import SHAPE
 
+from labs_utils import measure_ranks
 from labs_utils.distributed import MODEL_SEED, batch_seed
-from labs_utils.launch import launch
+from labs_utils.launch import LaunchError, launch
+from labs_utils.measure import measure
 from labs_utils.run import ModelShape, Run
 from labs_utils.training import TrainingStep, build_batch
 
@@ -126,3 +128,36 @@ def test_the_bytes_communicated_are_counted_by_collective(world_size, stage):
     gradients = total.get("reduce_scatter", 0) if stage == 3 else total["all_reduce"]
     assert 0 <= gradients - whole <= 8  # and whether anything overflowed, and the gradient's norm
     assert total.get("all_gather", 0) == {0: 0, 1: whole, 2: whole, 3: 2 * whole}[stage]
+
+
+def test_measuring_a_run_gives_the_rank_with_the_largest_peak_and_tells_of_all():
+    run = zero_run(zero_stage=2, world_size=2, precision="bf16-master", zero=NOTHING_KEPT)
+    answer = measure(run)
+    assert (answer.outcome, answer.device, answer.run) == ("ok", "cpu", run)
+    told = answer.provenance
+    assert answer.peak_bytes == max(told["rank_peak_bytes"]) == max(told["phase_peak_bytes"].values())
+    assert len(told["rank_peak_bytes"]) == 2 and answer.step_seconds > 0 and told["deepspeed"]
+    assert told["held_bytes"] in [rank["held_bytes"] for rank in ranks_of(2)["2"]]
+
+
+def test_what_no_rank_can_do_here_is_an_answer(monkeypatch):
+    monkeypatch.setattr(measure_ranks, "uses_gpus", lambda run: False)
+    asked = {
+        "unsupported": [{"precision": "bf16"}, {"precision": "fp16-master"}, {"zero_stage": 1, "offload": "all"}],
+        "out of memory": [{"model": "llama-3.1-8b", "world_size": 8}, {"world_size": 60000}],
+    }
+    for outcome, changes in asked.items():
+        answers = [measure(zero_run(**each)) for each in changes]
+        assert [answer.outcome for answer in answers] == [outcome] * len(answers)
+        assert all(answer.provenance["reason"] for answer in answers)
+
+
+def test_a_rank_that_fails_is_an_answer():
+    answer = measure(zero_run(world_size=2, zero={"reduce_bucket_size": "much"}))
+    assert (answer.outcome, answer.peak_bytes) == ("unsupported", None)
+    assert " of 2 failed: ValidationError: reduce_bucket_size: Input should be" in answer.provenance["reason"]
+
+
+def test_a_run_for_other_ranks_is_refused_by_the_worker():
+    with pytest.raises(LaunchError, match="world_size is 3, and 2 ranks were started"):
+        launch("labs_utils.workers.zero", zero_run(world_size=3).to_dict(), 2)

@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 RESULTS = "LABS_RESULTS"  # the folder in which a launcher waits for results
 Progress = Callable[[str], None]
 
@@ -78,7 +80,7 @@ def outcome_of(error: Exception) -> tuple[str, str]:
     text = first_line(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
         return "out of memory", text
-    if isinstance(error, (ImportError, NotImplementedError, KeyError)):
+    if isinstance(error, (ImportError, NotImplementedError, KeyError, ValidationError)):
         return "unsupported", f"{type(error).__name__}: {text}"
     if isinstance(error, RuntimeError):
         missing = any(words in str(error) for words in ("No available kernel", "No viable backend"))
@@ -87,6 +89,10 @@ def outcome_of(error: Exception) -> tuple[str, str]:
 
 
 def first_line(error: Exception) -> str:
+    """The first line of an error's text; of values that are refused, the first and what it should be."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
