@@ -28,6 +28,14 @@ def build_step(run: Run, device: torch.device) -> TrainingStep:
 
 def start_process_group(run: Run, device: torch.device) -> None:
     """NCCL between GPUs, gloo on a CPU: there without DeepSpeed's own operator, which would have to be compiled."""
+    for name, value in {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 0,
+    }.items():
+        os.environ.setdefault(name, str(value))  # a process that no launcher has started is alone
     backend = "nccl" if device.type == "cuda" else "gloo"
     if run.engine == "ddp":
         if not dist.is_initialized():

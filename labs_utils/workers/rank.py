@@ -20,6 +20,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from labs_utils.run import RunError
+
 RESULTS = "LABS_RESULTS"  # the folder in which a launcher waits for results
 Progress = Callable[[str], None]
 
@@ -78,6 +80,8 @@ def outcome_of(error: Exception) -> tuple[str, str]:
     import torch
 
     text = first_line(error)
+    if isinstance(error, RunError):
+        return "unsupported", text
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
         return "out of memory", text
     if isinstance(error, (ImportError, NotImplementedError, KeyError, ValidationError)):
