@@ -97,6 +97,8 @@ class Agent:
 
     def __exit__(self, *error) -> None:
         self.stop()
+        if self._process is not None:
+            self._process.stdout.close()
 
     def run(self, worker: str, argument: dict, limit_seconds: float, show: Callable[[str], None]) -> bool:
         """Wait until every process has ended; whether that took longer than the limit."""
@@ -221,7 +223,7 @@ def first_error(agent: Agent, answers: list[dict], killed_for_memory: bool) -> L
 
 
 def death(agent: Agent, rank: int, code: int, killed_for_memory: bool) -> LaunchError:
-    """A rank that ended without a word of its own: by a signal, or before it could begin."""
+    """A rank that ended without an error of its own: by a signal, or before it could begin."""
     if killed_for_memory:
         reason = f"rank {rank} was killed because this machine's memory ran out; take fewer workers or a smaller run"
         return LaunchError("out of memory", reason, agent.log(rank))
@@ -229,7 +231,7 @@ def death(agent: Agent, rank: int, code: int, killed_for_memory: bool) -> Launch
         name = signal.Signals(-code).name
         return LaunchError("crash", f"rank {rank} was ended by the signal {name}", agent.log(rank))
     lines = agent.log(rank).strip().splitlines() or [f"exit status {code}"]
-    return LaunchError("crash", f"rank {rank} ended before it could begin: {lines[-1][:300]}", agent.log(rank))
+    return LaunchError("crash", f"rank {rank} ended without an answer: {lines[-1][:300]}", agent.log(rank))
 
 
 def out_of_memory_kills() -> int:

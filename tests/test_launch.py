@@ -19,7 +19,7 @@ from labs_utils.launch import LaunchError, launch
 
 WORKER = str(Path(__file__).parent / "toy/workers/scripted.py")
 MARK = "LABS_TEST_LAUNCH"
-FAILURE_SECONDS = 15
+FAILURE_SECONDS = 15  # from a rank's failure to the sentence, on a machine that does other things too
 FAILURES = {
     "raises": (["add_up", "fail"], "crash", "rank 1 of 2 failed: ValueError: the batch is empty$"),
     "raises on rank 0": (["fail", "add_up"], "crash", "rank 0 of 2 failed: ValueError: the batch is empty$"),
@@ -43,7 +43,7 @@ def processes_left() -> list[int]:
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + FAILURE_SECONDS
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)
 
@@ -73,17 +73,17 @@ def test_ranks_reach_each_other():
 )
 def test_a_rank_that(case):
     ranks, outcome, sentence = FAILURES[case]
-    begin = time.monotonic()
+    begun = []
     with pytest.raises(LaunchError, match=sentence) as caught:
-        scripted(*ranks)
+        scripted(*ranks, show=lambda text: begun.append(time.monotonic()))
     assert caught.value.outcome == outcome
-    assert time.monotonic() - begin < FAILURE_SECONDS
+    assert time.monotonic() - begun[0] < FAILURE_SECONDS
 
 
 @pytest.mark.slow
 def test_a_rank_that_never_answers_is_ended_with_what_it_has_started():
     begin = time.monotonic()
-    with pytest.raises(LaunchError, match="longer than 10 seconds and were stopped; rank 1 was at 'begun'") as caught:
+    with pytest.raises(LaunchError, match="10 seconds and were stopped; .*rank 1 was at '(begun|its start)'") as caught:
         scripted("answer", "sleep", limit_seconds=10)
     assert caught.value.outcome == "timeout"
     assert time.monotonic() - begin < FAILURE_SECONDS
@@ -91,9 +91,7 @@ def test_a_rank_that_never_answers_is_ended_with_what_it_has_started():
 
 @pytest.mark.slow
 def test_a_module_that_is_not_there_is_named():
-    with pytest.raises(
-        LaunchError, match="rank 0 ended before it could begin: .*No module named labs_utils.workers.no"
-    ):
+    with pytest.raises(LaunchError, match="rank 0 ended without an answer: .*No module named labs_utils.workers.no"):
         launch("labs_utils.workers.no", {}, 1)
 
 
@@ -131,4 +129,6 @@ def test_workers_end_when_the_notebook_is_killed():
     assert len(processes_left()) == 6
     os.kill(notebook.pid, signal.SIGKILL)
     notebook.wait()
+    killed = time.monotonic()
     wait_until(lambda: not processes_left())
+    assert time.monotonic() - killed < FAILURE_SECONDS

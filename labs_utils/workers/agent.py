@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -26,6 +27,8 @@ def main() -> None:
     end_with_the_launcher()
     folder = Path(os.environ[RESULTS])
     settings = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    if torch.cuda.device_count() < settings["config"]["workers"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # all on the CPU, and nothing on a GPU by mistake
     try:
         elastic_launch(config(folder, **settings["config"]), sys.executable)(*settings["command"])
     except ChildFailedError as error:
