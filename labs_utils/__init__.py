@@ -15,6 +15,7 @@ _MODULE_OF = {
     "dry_run": ("dry_run", "dry_run_timeline"),
     "tracker": ("MemoryTracker", "Timeline"),
     "measure": ("measure",),
+    "launch": ("launch", "LaunchError"),
     "recall": ("recall",),
     "plot": ("compare", "plot_parts", "plot_timeline", "plot_curves", "Curve"),
     "tables": ("show_table",),

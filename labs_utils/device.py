@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -104,6 +105,11 @@ def this_device() -> Device:
     shared = not memory_mib.replace(".", "").isdigit()  # "[N/A]" where GPU and CPU share their memory
     memory_bytes = None if shared else int(float(memory_mib) * MIB)
     return Device(name=name, memory_bytes=memory_bytes, compute_capability=capability, workspace_bytes=workspace_bytes)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _first_gpu() -> list[str] | None:

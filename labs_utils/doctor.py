@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt
 
-from labs_utils.device import CPU, Device, this_device
+from labs_utils.device import CPU, Device, this_device, usable_cores
 from labs_utils.rates import Rate, measured_rates
 from labs_utils.timing import Spread
 
@@ -137,9 +136,8 @@ def this_machine() -> Machine:
         remark = f"There is a GPU, {device.name}, but torch {torch.__version__} can't use it: the labs run on the CPU."
         device = CPU.model_copy(update={"memory_bytes": host_memory_bytes})
     driver = driver_version() if device.is_gpu else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return machine_with(
-        device, gpus=gpus, driver=driver, cores=cores, host_memory_bytes=host_memory_bytes, remark=remark
+        device, gpus=gpus, driver=driver, cores=usable_cores(), host_memory_bytes=host_memory_bytes, remark=remark
     )
 
 

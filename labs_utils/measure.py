@@ -1,7 +1,7 @@
 """`measure`: a live run in a process of its own: the CUDA allocator's peak, or the tracker on a CPU.
 
 One variant, one process: Liger patches classes for good, and an allocator remembers. A run that fails is an answer
-with a named outcome, and the next one starts afresh.
+with a named outcome, and the next one starts afresh. A run of DDP or DeepSpeed gets a process for each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import psutil
 from labs_utils.answer import Answer
 from labs_utils.device import this_device
 from labs_utils.estimate import estimate, why_not_built
+from labs_utils.launch import LaunchError
+from labs_utils.measure_ranks import host_bytes_of_ranks, measure_ranks, uses_gpus
 from labs_utils.run import Run, read_runs
+from labs_utils.zero_config import why_not_distributed
 
 RUN_LIMIT_SECONDS = 600
 LARGEST_SPARES = 4  # processes that import torch while another one measures
@@ -30,7 +33,8 @@ def measure(run: Run) -> Answer:
     """What the run really needs on this machine, in its third step: bytes by phase, and seconds a step.
 
     Returns:
-        An `Answer`; `provenance` has the peak of each phase, the spread of the times, the versions and the date.
+        An `Answer`; `provenance` has the peak of each phase, the spread of the times, the versions and the date. Of
+        several ranks it is that of the one with the largest peak, with more about all of them (`measure_ranks`).
         Outcomes besides "ok": "out of memory", "unsupported" (a kernel or package is missing), "crash", "timeout".
     """
     return next(measure_all([run]))
@@ -41,6 +45,9 @@ def measure_all(runs: Iterable[Run]) -> Iterator[Answer]:
     waiting, spares = deque(runs), deque()
     try:
         while waiting:
+            if waiting[0].engine != "torch":
+                yield answer_of_ranks(waiting.popleft())
+                continue
             while len(spares) < min(len(waiting), spare_processes()):
                 spares.append(Worker())
             yield answer_in(spares.popleft(), waiting.popleft())
@@ -102,17 +109,39 @@ def answer_in(worker: Worker, run: Run) -> Answer:
     return Answer.model_validate(result)
 
 
+def answer_of_ranks(run: Run) -> Answer:
+    """Let several processes measure one run, whatever becomes of them."""
+    problem = why_not_started(run)
+    if problem:
+        return failed(run, *problem)
+    try:
+        return measure_ranks(run, RUN_LIMIT_SECONDS)
+    except LaunchError as error:
+        return failed(run, error.outcome, str(error))
+
+
 def why_not_started(run: Run) -> tuple[str, str] | None:
     """The outcome and the reason of a run that can't be tried here; None if it can."""
-    reason = why_not_built(run)
-    if reason is None and not this_device().is_gpu and "liger" in (run.layer_kernels, run.loss_kernel):
-        reason = "Liger's kernels need a GPU; estimate covers them"
+    alone = run.engine == "torch"
+    reason = why_not_built(run) if alone else why_not_distributed(run)
+    on_gpu = this_device().is_gpu if alone else uses_gpus(run)
+    reason = reason or (None if on_gpu else why_not_on_cpu(run))
     if reason:
         return "unsupported", reason
-    needed_bytes, free_bytes = host_bytes(run), psutil.virtual_memory().available
+    needed_bytes = host_bytes(run) if alone else host_bytes_of_ranks(run)
+    free_bytes = psutil.virtual_memory().available
     if needed_bytes >= free_bytes:
         sizes = f"{needed_bytes / 2**30:.1f} GiB of host memory, and {free_bytes / 2**30:.1f} GiB are free"
         return "out of memory", f"the run needs {sizes}; it was not started"
+    return None
+
+
+def why_not_on_cpu(run: Run) -> str | None:
+    """Why a run can't be measured on a CPU; None if it can."""
+    if "liger" in (run.layer_kernels, run.loss_kernel):
+        return "Liger's kernels need a GPU; estimate covers them"
+    if run.precision == "fp16-master":
+        return "DeepSpeed trains in fp16 on GPUs only; take 'bf16-master' on a CPU"
     return None
 
 

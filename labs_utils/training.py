@@ -13,7 +13,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from labs_utils.run import Run
 from labs_utils.tracker import host_memory
 
-WEIGHT_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": torch.float32}
+WEIGHT_DTYPE = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": torch.float32,
+    "bf16-master": torch.bfloat16, "fp16-master": torch.float16,
+}  # fmt: skip
 AUTOCAST_DTYPE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 SDPA_BACKENDS = {
     "sdpa": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -57,7 +60,10 @@ class TrainingStep:
             with self.autocast(), saved_tensors(self.run, self.device):
                 loss = self.model(**self.batch, use_cache=False).loss / self.run.grad_accum
             on_phase("backward")
-            self.scaler.scale(loss).backward()
+            self.backward(loss)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.scaler.scale(loss).backward()
 
     def autocast(self):
         """Autocast for the mixed precisions, nothing for the others."""

@@ -17,6 +17,7 @@ def test_a_live_run_on_a_cpu_needs_what_the_dry_run_says():
     answer = measure(QUICK)
     assert (answer.outcome, answer.method, answer.device) == ("ok", "measure", "cpu")
     assert answer.peak_bytes == dry_run(QUICK).peak_bytes
+    assert answer.provenance["phase_peak_bytes"] == dry_run(QUICK).provenance["phase_peak_bytes"]
     assert answer.step_seconds > 0 and answer.provenance["torch"]
 
 

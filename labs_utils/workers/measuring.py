@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 import transformers.models.llama.modeling_llama  # noqa: F401  imported before the run is known, to be ready for it
@@ -18,10 +19,11 @@ from labs_utils.run import Run
 from labs_utils.timing import Spread, timed
 from labs_utils.tracker import MemoryTracker
 from labs_utils.training import TrainingStep
+from labs_utils.workers.rank import outcome_of
 
 WARM_STEPS = 2  # the first makes the optimizer's states, the second finds the allocator's blocks
 TIMED_STEPS = 5
-PACKAGES = ("torch", "transformers", "liger-kernel", "flash-attn", "bitsandbytes")
+PACKAGES = ("torch", "transformers", "liger-kernel", "flash-attn", "bitsandbytes", "deepspeed")
 
 
 def main() -> None:
@@ -34,32 +36,22 @@ def main() -> None:
 def measured(run: Run) -> Answer:
     """The answer, or the named outcome of what went wrong."""
     try:
-        return on_gpu(run) if torch.cuda.is_available() else on_cpu(run)
-    except torch.OutOfMemoryError as error:
-        return answer(run, "out of memory", {"reason": first_line(error)})
-    except (ImportError, NotImplementedError, KeyError) as error:
-        return answer(run, "unsupported", {"reason": f"{type(error).__name__}: {first_line(error)}"})
-    except RuntimeError as error:
-        missing = any(words in str(error) for words in ("No available kernel", "No viable backend"))
-        outcome = "unsupported" if missing else "crash"
-        return answer(run, outcome, {"reason": first_line(error)})
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        if torch.cuda.is_available():
+            return on_gpu(run, TrainingStep(run, "cuda"))
+        return on_cpu(run, TrainingStep(run, "cpu"))
+    except (RuntimeError, ImportError, NotImplementedError, KeyError) as error:
+        outcome, reason = outcome_of(error)
+        return answer(run, outcome, {"reason": reason})
 
 
 def answer(run: Run, outcome: str, found: dict, **fields) -> Answer:
-    provenance = {**found, **versions()}
-    return Answer(
-        run=run, method="measure", device=this_device().name, outcome=outcome, provenance=provenance, **fields
-    )
+    fields = {"device": this_device().name, **fields}
+    return Answer(run=run, method="measure", outcome=outcome, provenance={**found, **versions()}, **fields)
 
 
-def on_gpu(run: Run) -> Answer:
-    """Peaks of `torch.cuda.max_memory_allocated` by phase in the third step, then the time of five more."""
-    step = TrainingStep(run, "cuda")
-    for _ in range(WARM_STEPS):
+def on_gpu(run: Run, step: TrainingStep, warm_steps: int = WARM_STEPS) -> Answer:
+    """Peaks of `torch.cuda.max_memory_allocated` by phase in a warm step, then the time of five more."""
+    for _ in range(warm_steps):
         step()
     peaks = PeakByPhase()
     step(peaks.begin)
@@ -106,25 +98,43 @@ def spread(seconds: Spread) -> dict:
     return {"step_seconds_p20": seconds.p20, "step_seconds_p80": seconds.p80}
 
 
-def on_cpu(run: Run) -> Answer:
-    """The tracker's peak in the third step, and the time of three more without it."""
+def on_cpu(
+    run: Run,
+    step: TrainingStep,
+    warm_steps: int = WARM_STEPS,
+    watch: Callable[[MemoryTracker], None] = lambda tracker: None,
+) -> Answer:
+    """The tracker's peak in a warm step, and the time of three more without it.
+
+    `watch` is called as each phase begins and as gradients arrive, to name tensors that only the caller knows.
+    """
     tracker = MemoryTracker(run.model.vocab_size, run.tokens)
-    step = TrainingStep(run, "cpu")
-    for _ in range(WARM_STEPS):
+    for _ in range(warm_steps):
         step()
     watch_parts(tracker, step)
     watch_optimizer(tracker, step)
+    watch(tracker)
+    hooks = [parameter.register_hook(lambda gradient: watch(tracker)) for parameter in step.model.parameters()]
+
+    def begin(phase: str) -> None:
+        watch(tracker)
+        tracker.phase(phase)
+        tracker.hold(0, "begin")  # so that a phase in which nothing is made has a peak too
+
     with tracker:
-        step(tracker.phase)
+        step(begin)
+    for hook in hooks:
+        hook.remove()
     peak = tracker.timeline.peak()
-    seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS - WARM_STEPS))
     found = {"phase_peak_bytes": {phase: tracker.timeline.peak(phase).live_bytes for phase in PHASES}}
     if tracker.timeline.host_events:
         found["host_bytes"] = tracker.timeline.host_peak_bytes()
+    seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS - WARM_STEPS))
     return answer(
         run,
         "ok",
         {**found, **spread(seconds)},
+        device="cpu",
         peak_bytes=peak.live_bytes,
         phase=peak.event.phase,
         parts=peak.parts,

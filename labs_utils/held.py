@@ -1,0 +1,94 @@
+"""What a rank holds: the tensors of a distributed step by kind, as DeepSpeed 0.19 keeps them, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+PART = {
+    "parameters": "parameters", "gradients": "gradients", "master_weights": "optimizer_states",
+    "moments": "optimizer_states", "buffers": "buffers",
+}  # fmt: skip
+# Attributes of its optimizers: FP16_UnfusedOptimizer, and in runtime/zero stage_1_and_2.py and stage3.py.
+MASTER_WEIGHTS = ("fp32_groups", "single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+GRADIENTS = (
+    "averaged_gradients", "grads_in_partition", "all_grad_tensors", "offload_gradient_dict",
+    "grad_partitions_flat_buffer",
+)  # fmt: skip
+BUCKETS = ("ipg_buckets",)  # during backward, gradients are views of them
+PARAMETERS = ("bit16_groups_flat", "lp_param_buffer", "param_groups_fp16_flat_cpu_memory")
+
+
+def held_tensors(step) -> dict[str, list[torch.Tensor]]:
+    """The tensors of a `DdpStep` or `DeepSpeedStep` by kind (those of `PART`), each storage under its first kind only.
+
+    "buffers" is whatever else DeepSpeed's optimizer refers to: buckets that it reduces gradients in, staging copies.
+    """
+    zero = getattr(step, "zero_optimizer", None)
+    parameters = list(step.model.parameters())
+    masters = attributes(zero, MASTER_WEIGHTS)
+    found = {
+        "buckets": attributes(zero, BUCKETS),
+        "parameters": [*parameters, *partitions(parameters), *attributes(zero, PARAMETERS)],
+        "gradients": [*gradients(parameters + masters), *attributes(zero, GRADIENTS), *getattr(step, "buckets", [])],
+        "master_weights": masters,
+        "moments": list(tensors_in(list(step.optimizer.state.values()))),
+        "buffers": list(tensors_in(zero)),
+    }
+    kept = without_repeats(found)
+    kept["buffers"] += kept.pop("buckets")
+    return kept
+
+
+def attributes(owner, names: tuple[str, ...]) -> list[torch.Tensor]:
+    return [tensor for name in names for tensor in tensors_in(getattr(owner, name, None))]
+
+
+def gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.grad for tensor in tensors if tensor.grad is not None]
+
+
+def partitions(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """At stage 3, this rank's slices of the parameters."""
+    return [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+
+
+def tensors_in(value, depth: int = 4) -> Iterator[torch.Tensor]:
+    """Every tensor in nested lists and dicts, and in the attributes of DeepSpeed's ZeRO objects."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth:
+        if isinstance(value, (list, tuple, set)):
+            inner = value
+        elif isinstance(value, dict):
+            inner = value.values()
+        else:
+            inner = vars(value).values() if type(value).__module__.startswith("deepspeed.runtime.") else ()
+        for each in list(inner):
+            yield from tensors_in(each, depth - 1)
+
+
+def without_repeats(found: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+    """One tensor for each storage that has bytes, under the first kind that names it."""
+    seen, kept = set(), {}
+    for kind, tensors in found.items():
+        kept[kind] = []
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and tensor.device.type != "meta" and storage._cdata not in seen:
+                seen.add(storage._cdata)
+                kept[kind].append(tensor)
+    return kept
+
+
+def held_bytes(step) -> dict[str, dict[str, int]]:
+    """Bytes of the storages by kind, and by the device on which they are: {"moments": {"cpu": 1000}, …}."""
+    return {kind: by_device(tensors) for kind, tensors in held_tensors(step).items()}
+
+
+def by_device(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for tensor in tensors:
+        found[tensor.device.type] = found.get(tensor.device.type, 0) + tensor.untyped_storage().nbytes()
+    return found

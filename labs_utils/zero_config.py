@@ -1,0 +1,68 @@
+"""`deepspeed_config`: what DeepSpeed is told for a run, from the files in `data/deepspeed/`.
+
+They are files that Hugging Face's `Trainer` and `accelerate launch` take too: what depends on the run is "auto" there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from labs_utils.device import DATA
+from labs_utils.run import Run
+
+
+def config_file(run: Run) -> Path:
+    """The file for a run's stage and offload; it isn't there where DeepSpeed has no such combination."""
+    offload = "" if run.offload == "none" else f"_offload_{run.offload}"
+    return DATA / "deepspeed" / f"zero{run.zero_stage}{offload}.json"
+
+
+def deepspeed_config(run: Run, pin_memory: bool) -> dict:
+    """The run's file with every "auto" filled in and the run's own `zero` keys on top, for `deepspeed.initialize`.
+
+    No clipping: then a step is plain PyTorch's. `pin_memory` is for GPUs; on a CPU DeepSpeed would compile an operator.
+    """
+    config = json.loads(config_file(run).read_text("utf-8"))
+    config |= {
+        "train_micro_batch_size_per_gpu": run.micro_batch,
+        "gradient_accumulation_steps": run.grad_accum,
+        "gradient_clipping": 0.0,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+    }
+    for name in ("bf16", "fp16"):
+        config[name]["enabled"] = run.precision == f"{name}-master"
+    zero = config["zero_optimization"]
+    for offload in ("offload_optimizer", "offload_param"):
+        if offload in zero:
+            zero[offload]["pin_memory"] = pin_memory
+    config["zero_optimization"] = {**zero, **run.zero}
+    return config
+
+
+def why_not_distributed(run: Run) -> str | None:
+    """Why no engine for several ranks makes this run; None if one does."""
+    built = {"mode": "train", "weights": "plain", "lora_rank": 0, "compile": False}
+    for field, value in built.items():
+        if getattr(run, field) != value:
+            return f"{field} {getattr(run, field)!r} with engine {run.engine!r} isn't covered yet; {value!r} is"
+    return why_not_ddp(run) if run.engine == "ddp" else why_not_deepspeed(run)
+
+
+def why_not_ddp(run: Run) -> str | None:
+    if run.precision.endswith("-master"):
+        return f"precision {run.precision!r} is DeepSpeed's; with 'ddp' take 'fp32', 'bf16' or a mixed one"
+    if run.offload != "none" or run.zero:
+        return "offload and zero are DeepSpeed's; take engine 'deepspeed'"
+    return None
+
+
+def why_not_deepspeed(run: Run) -> str | None:
+    if run.precision not in ("fp32", "bf16-master", "fp16-master"):
+        return f"DeepSpeed keeps an fp32 master copy: take precision 'bf16-master' or 'fp32', not {run.precision!r}"
+    if run.optimizer in ("none", "adamw-8bit"):
+        return f"optimizer {run.optimizer!r} with DeepSpeed isn't covered yet; 'adamw' is"
+    if not config_file(run).exists():
+        return f"DeepSpeed has no offload {run.offload!r} at stage {run.zero_stage}: parameters need 3, the optimizer 1"
+    return None

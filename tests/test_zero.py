@@ -1,0 +1,163 @@
+"""Real DDP and DeepSpeed ranks over gloo: their losses, what each holds, sends and takes, and `measure`'s answers.
+
+The formulas are those of the ZeRO paper (arXiv 1910.02054, section 3) for K = 12: 2 bytes a weight, 2 a gradient, 4 a
+master weight and 8 for Adam's moments. Beside them Adam keeps a step counter of 4 bytes for each tensor it updates.
+"""
+
+from functools import cache
+from statistics import mean
+
+import pytest
+import torch
+from helpers import SHAPE
+
+from labs_utils import measure_ranks
+from labs_utils.distributed import MODEL_SEED, batch_seed
+from labs_utils.launch import LaunchError, launch
+from labs_utils.measure import measure
+from labs_utils.run import ModelShape, Run
+from labs_utils.training import TrainingStep, build_batch
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("deepspeed")
+
+PARAMETERS = ModelShape(**SHAPE).parameters
+LARGEST_PARAMETER = SHAPE["vocab_size"] * SHAPE["hidden_size"]
+STEPS = 4
+STEP_COUNTER_BYTES = 4
+BUCKET = 4000
+# Nothing gathered ahead of its use or kept after it: then what a rank holds is its part, whatever the model's size.
+NOTHING_KEPT = {
+    "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}  # fmt: skip
+FP32 = {
+    "ddp": {"engine": "ddp"},
+    **{f"stage {stage}": {"zero_stage": stage} for stage in range(4)},
+    "stage 2, accumulated": {"zero_stage": 2, "grad_accum": 2},
+    "stage 2, optimizer offloaded": {"zero_stage": 2, "offload": "optimizer"},
+    "stage 3, all offloaded": {"zero_stage": 3, "offload": "all"},
+    "stage 3, checkpointed": {"zero_stage": 3, "checkpointing": "full"},
+}
+
+
+def zero_run(**changes):
+    return Run.parse({"model": SHAPE, "seq_len": 128, "engine": "deepspeed", "precision": "fp32", **changes})
+
+
+@cache
+def ranks_of(world_size: int) -> dict[str, list[dict]]:
+    """What every rank says about every run for so many ranks, in one launch: stages in bf16, and on two ranks FP32."""
+    stages = (0, 1, 2, 3) if world_size == 2 else (1, 3)
+    runs = {str(stage): {"zero_stage": stage, "precision": "bf16-master", "zero": NOTHING_KEPT} for stage in stages}
+    runs |= FP32 if world_size == 2 else {}
+    asked = [zero_run(world_size=world_size, **changes).to_dict() for changes in runs.values()]
+    found = launch("labs_utils.workers.zero", {"runs": asked, "steps": STEPS}, world_size)
+    return {name: [rank[place] for rank in found] for place, name in enumerate(runs)}
+
+
+@cache
+def plain_losses(world_size: int) -> list[float]:
+    """The losses of plain PyTorch in this process, on the batches of all ranks together."""
+    torch.manual_seed(MODEL_SEED)
+    run = Run(model=SHAPE, seq_len=128, precision="fp32")
+    step, losses = TrainingStep(run, "cpu"), []
+    batches = []
+    for rank in range(world_size):
+        torch.manual_seed(batch_seed(rank))
+        batches.append(build_batch(run, step.device))
+    step.batch = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    step.model.register_forward_hook(lambda model, inputs, output: losses.append(output.loss.item()))
+    for _ in range(STEPS):
+        step()
+    return losses
+
+
+@pytest.mark.parametrize("name", FP32)
+def test_losses_are_those_of_plain_pytorch(name):
+    ranks = ranks_of(2)[name]
+    losses = [mean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    # fp32 has 24 significant bits; sums are taken in another order
+    assert losses == pytest.approx(plain_losses(2), rel=1e-6)
+    assert losses[0] - losses[-1] > 1e-4  # far above that: it has learned something
+
+
+@pytest.mark.parametrize("name", ["1", "2", "3"])
+def test_stages_in_bf16_have_the_same_losses(name):
+    expected, found = ranks_of(2)["1"], ranks_of(2)[name]
+    assert [rank["losses"] for rank in found] == [rank["losses"] for rank in expected]
+
+
+CASES = [(2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 3)]
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_a_rank_holds_what_the_paper_says(world_size, stage):
+    share = PARAMETERS // (world_size if stage else 1)
+    for rank in ranks_of(world_size)[str(stage)]:
+        held = {kind: by_device.get("cpu", 0) for kind, by_device in rank["held_bytes"].items()}
+        updated = 1 if stage else 21  # one flat tensor, or each of the model's
+        assert held["parameters"] == 2 * (share if stage == 3 else PARAMETERS)
+        assert held["master_weights"] == 4 * share
+        assert held["moments"] == 8 * share + STEP_COUNTER_BYTES * updated
+        # at stages 1 and 2 a parameter may lie across two ranks' parts: both hold its gradient
+        across = 2 * 2 * LARGEST_PARAMETER if stage in (1, 2) else 0
+        assert 2 * share <= held["gradients"] <= 2 * share + across
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_peak_of_the_optimizer_step_is_as_in_deepspeeds_source(world_size):
+    """Stage 1: 2 + 20/N bytes a parameter; stage 3: 22/N and the bucket. Batch and step counters come on top."""
+    batch_bytes = 2 * 128 * 8 + 64
+    for stage, expected in (
+        (1, PARAMETERS * (2 + 20 / world_size)),
+        (3, PARAMETERS * 22 / world_size + 2 * BUCKET),
+    ):
+        for rank in ranks_of(world_size)[str(stage)]:
+            peak_bytes = rank["answer"]["provenance"]["phase_peak_bytes"]["optimizer"]
+            across = 2 * LARGEST_PARAMETER if stage == 1 else 0
+            assert 0 <= peak_bytes - expected - batch_bytes <= across + 100
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_the_bytes_communicated_are_counted_by_collective(world_size, stage):
+    """Each gradient once; each weight once at stages 1 and 2, and twice at 3 (arXiv 1910.02054, section 7)."""
+    sent = ranks_of(world_size)[str(stage)][0]["communicated"]
+    total = {name: count["bytes"] for name, count in sent.items()}
+    whole = 2 * PARAMETERS
+    gradients = total.get("reduce_scatter", 0) if stage == 3 else total["all_reduce"]
+    assert 0 <= gradients - whole <= 8  # and whether anything overflowed, and the gradient's norm
+    assert total.get("all_gather", 0) == {0: 0, 1: whole, 2: whole, 3: 2 * whole}[stage]
+
+
+def test_measuring_a_run_gives_the_rank_with_the_largest_peak_and_tells_of_all():
+    run = zero_run(zero_stage=2, world_size=2, precision="bf16-master", zero=NOTHING_KEPT)
+    answer = measure(run)
+    assert (answer.outcome, answer.device, answer.run) == ("ok", "cpu", run)
+    told = answer.provenance
+    assert answer.peak_bytes == max(told["rank_peak_bytes"]) == max(told["phase_peak_bytes"].values())
+    assert len(told["rank_peak_bytes"]) == 2 and answer.step_seconds > 0 and told["deepspeed"]
+    assert told["held_bytes"] in [rank["held_bytes"] for rank in ranks_of(2)["2"]]
+
+
+def test_what_no_rank_can_do_here_is_an_answer(monkeypatch):
+    monkeypatch.setattr(measure_ranks, "uses_gpus", lambda run: False)
+    asked = {
+        "unsupported": [{"precision": "bf16"}, {"precision": "fp16-master"}, {"zero_stage": 1, "offload": "all"}],
+        "out of memory": [{"model": "llama-3.1-8b", "world_size": 8}, {"world_size": 60000}],
+    }
+    for outcome, changes in asked.items():
+        answers = [measure(zero_run(**each)) for each in changes]
+        assert [answer.outcome for answer in answers] == [outcome] * len(answers)
+        assert all(answer.provenance["reason"] for answer in answers)
+
+
+def test_a_rank_that_fails_is_an_answer():
+    answer = measure(zero_run(world_size=2, zero={"reduce_bucket_size": "much"}))
+    assert (answer.outcome, answer.peak_bytes) == ("unsupported", None)
+    assert " of 2 failed: ValidationError: reduce_bucket_size: Input should be" in answer.provenance["reason"]
+
+
+def test_a_run_for_other_ranks_is_refused_by_the_worker():
+    with pytest.raises(LaunchError, match="world_size is 3, and 2 ranks were started"):
+        launch("labs_utils.workers.zero", zero_run(world_size=3).to_dict(), 2)
