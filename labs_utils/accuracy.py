@@ -16,7 +16,16 @@ from labs_utils.estimate import estimate
 from labs_utils.recall import recorded
 from labs_utils.run import Run
 
-GROUPED_BY = ("attention", "checkpointing", "precision", "optimizer", "layer_kernels", "loss_kernel", "padded")
+GROUPED_BY = (
+    "engine",
+    "attention",
+    "checkpointing",
+    "precision",
+    "optimizer",
+    "layer_kernels",
+    "loss_kernel",
+    "padded",
+)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ def why_not_torch(run: Run) -> str | None:
     """Why the run isn't made of torch operators alone; None if it is."""
     if "liger" in (run.layer_kernels, run.loss_kernel):
         return "Liger's kernels need a GPU; estimate covers them"
+    if run.engine != "torch":
+        return f"engine {run.engine!r} isn't dry-run; estimate covers it"
     if run.optimizer == "adamw-8bit":
         return "bitsandbytes' optimizers aren't made of torch operators; estimate covers them"
     return None

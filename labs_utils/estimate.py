@@ -6,7 +6,9 @@ from labs_utils.answer import PHASES, Answer
 from labs_utils.device import Device, find_device
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import SymbolicStep
+from labs_utils.symbolic_zero import distributed_step, why_not_covered
 from labs_utils.timeline import Timeline
+from labs_utils.zero_config import why_not_distributed
 
 GIB = 2**30
 CONTEXT_BYTES = 750 * 2**20  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
@@ -30,7 +32,7 @@ def estimate(run: Run, device: Device | str | None = None) -> Answer:
 
 def estimate_timeline(run: Run, device: Device) -> Timeline:
     """Every storage of a warm step and of the step after it; phases as in `labs_utils.answer.PHASES`."""
-    step = SymbolicStep(run, device)
+    step = SymbolicStep(run, device) if run.engine == "torch" else distributed_step(run, device)
     step("warm ")
     step()
     step.tape.phase = "after"
@@ -78,7 +80,9 @@ def why_out_of_memory(tensors: Timeline, peak_bytes: int, reserved_bytes: int, d
 
 def why_unsupported(run: Run, device: Device) -> str | None:
     """Why no formula covers this run on this device; None if one does."""
-    return why_not_built(run) or why_no_kernel(run, device)
+    if run.engine == "torch":
+        return why_not_built(run) or why_no_kernel(run, device)
+    return why_not_distributed(run) or why_not_covered(run) or why_no_kernel(run, device)
 
 
 def why_not_built(run: Run) -> str | None:

@@ -56,19 +56,22 @@ class Leaf(Node):
     """A parameter's end of the graph: it keeps the first gradient and adds later ones to it in place.
 
     With `sums_in_place` the gradients of one backward are added in place, too, as autograd does where nothing else
-    refers to the first: torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`.
+    refers to the first: torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`. `hook` is called after each.
     """
 
-    __slots__ = ("gradient", "sums_in_place")
+    __slots__ = ("gradient", "sums_in_place", "hook")
 
     def __init__(self):
         super().__init__(2**62, self.accumulate, ())
-        self.gradient, self.sums_in_place = None, False
+        self.gradient, self.sums_in_place, self.hook = None, False, None
 
     def accumulate(self, gradient: Tensor) -> tuple:
         gradient.storage.tape.label(gradient, "gradients")
         if self.gradient is None:
             self.gradient = gradient
+        del gradient
+        if self.hook:
+            self.hook()
         return ()
 
 
@@ -89,6 +92,11 @@ class Tape:
         self.phase = "before"
         self.grad_enabled = True
         self._next_storage = self._next_order = 0
+
+    def begin(self, phase: str) -> None:
+        """Everything from here on belongs to `phase`, which has a first moment even where nothing happens in it."""
+        self.phase = phase
+        self.timeline.events.append(Event(self.appear(0, "begin", None, False), 0, phase, "begin"))
 
     def appear(self, nbytes: int, operator: str, part: str | None, on_host: bool) -> int:
         identity = self._next_storage

@@ -9,7 +9,7 @@ from labs_utils.symbolic import Checkpoint, Node, Tape, Tensor
 from labs_utils.symbolic_attention import ATTENTION
 from labs_utils.symbolic_operators import FP32_BYTES, INDEX_BYTES, Operators
 
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "bf16-mixed": 4, "fp16-mixed": 4}
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "bf16-mixed": 4, "fp16-mixed": 4, "bf16-master": 2, "fp16-master": 2}
 BLOCKWISE_ELEMENTS, BLOCK_ELEMENTS = 4096, 256  # smaller tensors keep fp32 states; one scale a block
 AUTOCAST_BYTES = {"bf16-mixed": 2, "fp16-mixed": 2}
 
@@ -56,14 +56,22 @@ class SymbolicStep:
         self.states: list[Tensor] = []
 
     def __call__(self, prefix: str = "") -> None:
-        for _ in range(min(self.run.grad_accum, 2)):
-            self.tape.phase = prefix + "forward"
+        for remaining in reversed(range(min(self.run.grad_accum, 2))):
+            self.tape.begin(prefix + "forward")
             root = self.forward().node
-            self.tape.phase = prefix + "backward"
+            self.tape.begin(prefix + "backward")
+            self.begin_backward(is_last=not remaining)
             self.tape.backward(root, self.tape.new(1, FP32_BYTES, "ones_like"))
             del root
-        self.tape.phase = prefix + "optimizer"
+            self.end_of_backward(is_last=not remaining)
+        self.tape.begin(prefix + "optimizer")
         self.optimizer_step()
+
+    def begin_backward(self, is_last: bool) -> None:
+        """What an engine is told as the backward of a micro-step begins; here nothing."""
+
+    def end_of_backward(self, is_last: bool) -> None:
+        """What an engine does with the gradients of a micro-step; here nothing."""
 
     def forward(self) -> Tensor:
         run, ops = self.run, self.ops
@@ -171,19 +179,25 @@ class SymbolicStep:
         return ops.cross_entropy(ops.cast(logits, FP32_BYTES, part="logits"), labels)
 
     def optimizer_step(self) -> None:
-        """Make the states in the first step, the temporary copies of the implementation, then drop the gradients."""
+        self.update(self.parameters)
+        self.drop_gradients()
+
+    def update(self, parameters: list[Tensor]) -> None:
+        """Make the states in the first step, and the temporary copies of the implementation."""
         name = self.run.optimizer
         if name.startswith("adamw") and not self.states:
-            self.states = [state for parameter in self.parameters for state in self._adam_states(parameter)]
+            self.states = [state for parameter in parameters for state in self._adam_states(parameter)]
         if name == "adamw-foreach":
-            roots = [self.ops.like(parameter, "foreach_sqrt") for parameter in self.parameters]
+            roots = [self.ops.like(parameter, "foreach_sqrt") for parameter in parameters]
             del roots
         if name == "adamw-loop":
-            for parameter in self.parameters:
+            for parameter in parameters:
                 root = self.ops.like(parameter, "sqrt")
                 denominator = self.ops.like(parameter, "div")
                 del root
             del denominator
+
+    def drop_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.node.gradient = None
 

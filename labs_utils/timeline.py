@@ -93,10 +93,11 @@ class Timeline:
         """The events with the sizes of the blocks that the allocator gives out and takes back."""
         blocks, events = {}, []
         for event in self.events:
+            change_bytes = 0
             if event.change_bytes > 0:
                 block = blocks[event.storage] = allocator.allocate(event.change_bytes)
                 change_bytes = block.size
-            else:
+            elif event.change_bytes < 0:
                 block = blocks.pop(event.storage)
                 change_bytes = -block.size
                 allocator.free(block)

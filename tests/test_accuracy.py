@@ -4,6 +4,7 @@ import pytest
 
 from labs_utils.accuracy import Errors, accelerate_says, deepspeed_says, error, errors_by_group
 from labs_utils.device import H200
+from labs_utils.estimate import why_unsupported
 from labs_utils.recall import recorded
 from labs_utils.run import LLAMA_8B, Run
 
@@ -17,12 +18,13 @@ def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leav
     everything = found["all"]
     assert everything["estimate"].median_percent <= 0.2 and everything["estimate"].largest_percent <= 1  # the targets
     assert everything["accelerate"].median_percent > 10 and everything["DeepSpeed"].median_percent > 10
-    assert everything["estimate"].count == sum(answer.outcome == "ok" for answer in recorded())
+    covered = [why_unsupported(answer.run, H200) is None for answer in recorded() if answer.outcome == "ok"]
+    assert everything["estimate"].count == sum(covered) > 0.95 * len(covered)
 
 
 def test_every_group_is_within_the_target(found):
     for group, by_method in found.items():
-        assert by_method["estimate"].largest_percent <= 1, group
+        assert by_method["estimate"] is None or by_method["estimate"].largest_percent <= 1, group
 
 
 def test_public_calculators_count_states_only():

@@ -151,8 +151,6 @@ def test_longer_sequences_never_take_less():
     "changes, device, reason",
     [
         ({"mode": "infer"}, "cpu", "mode 'infer' isn't covered yet"),
-        ({"engine": "ddp"}, "cpu", "engine 'ddp' isn't covered yet"),
-        ({"zero_stage": 3}, "cpu", "engine 'deepspeed' isn't covered yet"),
         ({"weights": "nf4"}, "cpu", "weights 'nf4' isn't covered yet"),
         ({"precision": "bf16-master"}, "cpu", "precision 'bf16-master' isn't covered yet"),
         ({"checkpointing": "offload", "padded": True}, "H200", "checkpointing 'offload' of a padded batch"),
@@ -174,3 +172,36 @@ def test_heads_too_large_for_fused_kernels_are_left_to_eager_attention():
     run = Run.parse({"model": {**Run().model.model_dump(), "head_dim": 512}, "seq_len": 16})
     assert "head_dim 512" in estimate(run, "H200").provenance["reason"]
     assert estimate(run.replace(attention="eager"), "H200").outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"zero_stage": 3}, "ZeRO stage 3 isn't estimated yet"),
+        ({"zero_stage": 2, "offload": "optimizer"}, "offload 'optimizer' isn't estimated yet"),
+        ({"zero_stage": 1, "zero": {"round_robin_gradients": True}}, "zero key 'round_robin_gradients' isn't"),
+        ({"zero_stage": 1, "precision": "bf16"}, "DeepSpeed keeps an fp32 master copy"),
+        ({"engine": "ddp", "precision": "bf16-master"}, "precision 'bf16-master' is DeepSpeed's"),
+    ],
+    ids=str,
+)
+def test_what_isnt_covered_of_several_ranks_is_an_answer_with_the_reason(changes, reason):
+    run = small_run(**{"precision": "bf16-master", "world_size": 2, **changes})
+    answer = estimate(run, "cpu")
+    assert answer.outcome == "unsupported" and answer.provenance["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_zero_keeps_2_and_12_nths_bytes_a_parameter_and_steps_at_2_and_20_nths(ranks):
+    run = Run(model=LLAMA_8B, seq_len=16, zero_stage=2, world_size=ranks, precision="bf16-master")
+    answer, parameters = estimate(run, CPU), LLAMA_8B.parameters
+    states = answer.parts["parameters"] + answer.parts["optimizer_states"]
+    assert states == pytest.approx(parameters * (2 + 12 / ranks), rel=1e-3)
+    steps_bytes = answer.provenance["phase_peak_bytes"]["optimizer"]
+    largest = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size  # an owner keeps the whole of a gradient that it shares
+    assert parameters * (2 + 20 / ranks) <= steps_bytes * 1.0001 <= parameters * (2 + 20 / ranks) + 2.001 * largest
+
+
+def test_ddp_takes_a_second_set_of_gradients_while_it_accumulates():
+    peaks = [estimate(small_run(engine="ddp", world_size=2, grad_accum=count), CPU).peak_bytes for count in (1, 2)]
+    assert peaks[1] - peaks[0] == pytest.approx(2 * small_run().model.parameters, rel=0.01)

@@ -1,0 +1,186 @@
+"""Data-parallel steps in sizes: what one rank holds under DDP, and under DeepSpeed 0.19.8 at stages 0, 1 and 2.
+
+Forward and backward are those of one GPU; what differs is where gradients go as they arrive, and the optimizer's step.
+Files named here lie under deepspeed/runtime.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from labs_utils.allocator import round_up
+from labs_utils.device import CPU, Device
+from labs_utils.run import Run
+from labs_utils.symbolic import Storage, Tensor
+from labs_utils.symbolic_llama import SymbolicStep
+from labs_utils.symbolic_operators import FP32_BYTES
+
+NORM_BYTES = 8  # zero/utils.py, `get_norm_dtype`: fp64
+BUCKET_ELEMENTS = 500_000_000  # zero/config.py, `reduce_bucket_size`
+COVERED_KEYS = {"reduce_bucket_size", "allgather_bucket_size", "overlap_comm"}
+ALLREDUCE_ELEMENTS = 500_000_000  # engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`
+
+
+class DdpStep(SymbolicStep):
+    """Gradients become views of buckets, which are made once and stay, in the last micro-step (`no_sync` before it)."""
+
+    def _build(self) -> None:
+        super()._build()
+        self.is_last = False
+        for parameter in self.parameters:
+            bucket = self.tape.new(parameter.elements, parameter.itemsize, "bucket", "gradients")
+            parameter.node.hook = partial(self._to_bucket, parameter, bucket)
+
+    def begin_backward(self, is_last: bool) -> None:
+        self.is_last = is_last
+
+    def _to_bucket(self, parameter: Tensor, bucket: Tensor) -> None:
+        if self.is_last:
+            parameter.node.gradient = bucket
+
+
+class AllReduceStep(SymbolicStep):
+    """Stage 0: `engine.py`, `buffered_allreduce_fallback` sends gradients as flat copies of a bucket's worth."""
+
+    def end_of_backward(self, is_last: bool) -> None:
+        elements = 0
+        for parameter in self.parameters if is_last else ():
+            elements += parameter.elements
+            if elements > ALLREDUCE_ELEMENTS or parameter is self.parameters[-1]:
+                flat = self.tape.new(elements, self.itemsize, "flatten")
+                del flat
+                elements = 0
+
+
+class MasterStep(AllReduceStep):
+    """Stage 0 in 16 bits, `fp16/unfused_optimizer.py`: fp32 copies of all weights, and in a step of all gradients."""
+
+    def _build(self) -> None:
+        super()._build()
+        self.masters = [self.tape.new(p.elements, FP32_BYTES, "master", "optimizer_states") for p in self.parameters]
+
+    def optimizer_step(self) -> None:
+        wide = [self.tape.new(master.elements, FP32_BYTES, "to", "gradients") for master in self.masters]
+        self.update(self.masters)
+        del wide
+        self.drop_gradients()
+
+
+class ZeroStep(SymbolicStep):
+    """Stages 1 and 2, `zero/stage_1_and_2.py`, on one rank: flat weights, and a part of everything else.
+
+    Stage 2 moves each gradient into a bucket as it arrives, averages full buckets over the ranks and keeps its own
+    part; stage 1 does so at the end of the last micro-step.
+    """
+
+    def __init__(self, run: Run, device: Device = CPU, rank: int | None = None):
+        self.rank = rank
+        self.buckets: list[Tensor] = []
+        self.in_bucket: list[Tensor] = []
+        self.owned: Storage | None = None
+        self.averaged: dict[int, Tensor] = {}
+        super().__init__(run, device)
+
+    def _build(self) -> None:
+        super()._build()
+        self.bucket_elements = int(self.run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+        elements = round_up(sum(parameter.elements for parameter in self.parameters), 2 * self.run.world_size)
+        self.part_elements = elements // self.run.world_size
+        ranks = range(self.run.world_size) if self.rank is None else [self.rank]
+        self.mine = max(map(self.part_of, ranks), key=lambda mine: sum(p.elements for p, _ in mine.values()))
+        flat = self.tape.new(elements, self.itemsize, "flatten", "parameters")
+        for parameter in self.parameters:
+            parameter.storage = flat.storage
+            parameter.node.hook = partial(self.on_gradient, parameter)
+        self.master = self.tape.new(self.part_elements, FP32_BYTES, "master", "optimizer_states")
+
+    def part_of(self, rank: int) -> dict[int, tuple[Tensor, int]]:
+        """The parameters of which a rank has a part, by `id`, with the elements in it."""
+        position, start, mine = 0, rank * self.part_elements, {}
+        for parameter in self.parameters:
+            end = position + parameter.elements
+            shared = min(end, start + self.part_elements) - max(position, start)
+            if shared > 0:
+                mine[id(parameter)] = parameter, shared
+            position = end
+        return mine
+
+    def end_of_backward(self, is_last: bool) -> None:
+        """`reduce_gradients` and `independent_gradient_partition_epilogue`."""
+        if self.run.zero_stage == 1 and not is_last:
+            return
+        if self.run.zero_stage == 1:
+            for parameter in self.parameters:
+                self.reduce(parameter)
+        self.flush()
+        found = {key: parameter.node.gradient for key, (parameter, _) in self.mine.items()}
+        self.averaged = self.averaged or found  # else the new ones are added to them in place
+        del found
+        self.drop_gradients()
+        self.buckets, self.owned = [], None
+
+    def on_gradient(self, parameter: Tensor) -> None:
+        """`process_gradients`: make the buckets with the first gradient; at stage 2 reduce each."""
+        if not self.buckets:
+            sizes = [self.bucket_elements] * (2 if self.run.zero.get("overlap_comm") else 1)
+            self.buckets = [self.tape.new(size, self.itemsize, "bucket", "buffers") for size in sizes]
+        if self.run.zero_stage == 2:
+            self.reduce(parameter)
+
+    def reduce(self, parameter: Tensor) -> None:
+        """`reduce_independent_p_g_buckets_and_remove_grads`: a gradient that fits moves into the bucket."""
+        waiting = sum(other.elements for other in self.in_bucket)
+        if self.in_bucket and waiting + parameter.elements > self.bucket_elements:
+            self.flush()
+        if parameter.elements <= self.bucket_elements:
+            parameter.node.gradient = Tensor(parameter.elements, self.itemsize, self.buckets[0].storage)
+        self.in_bucket.append(parameter)
+
+    def flush(self) -> None:
+        """`reduce_ipg_grads`: all-reduce a flat copy of the bucket, then keep this rank's part of it."""
+        sent = self.tape.new(sum(parameter.elements for parameter in self.in_bucket), self.itemsize, "all_reduce")
+        del sent
+        for parameter in self.in_bucket:
+            if id(parameter) in self.mine:
+                parameter.node.gradient = self._kept(parameter)
+            elif self.run.zero_stage == 2:
+                parameter.node.gradient = None
+        self.in_bucket = []
+
+    def _kept(self, parameter: Tensor) -> Tensor:
+        """`copy_grads_in_partition`: whole gradients of all parameters that this rank has a part of, in one tensor."""
+        if self.owned is None:
+            elements = sum(mine.elements for mine, _ in self.mine.values())
+            self.owned = self.tape.new(elements, self.itemsize, "owned gradients", "gradients").storage
+        return Tensor(parameter.elements, self.itemsize, self.owned)
+
+    def optimizer_step(self) -> None:
+        """`step`: the norm in fp64, the gradients flat and then in fp32, and Adam on this rank's part."""
+        for _, elements in self.mine.values():
+            wide = self.tape.new(elements, NORM_BYTES, "norm")
+            del wide
+        gradient = self.tape.new(self.part_elements, self.itemsize, "flatten", "gradients")
+        if self.itemsize != FP32_BYTES:
+            gradient = self.tape.new(self.part_elements, FP32_BYTES, "to", "gradients")
+        self.averaged = {}
+        self.update([self.master])
+        del gradient
+
+
+def why_not_covered(run: Run) -> str | None:
+    """Why these steps don't cover a run of several ranks; None if they do."""
+    if run.zero_stage == 3:
+        return "ZeRO stage 3 isn't estimated yet; stages 0 to 2 are"
+    if run.offload != "none":
+        return f"offload {run.offload!r} isn't estimated yet; 'none' is"
+    unknown = sorted(key for key in run.zero.keys() - COVERED_KEYS if not key.startswith("stage3_"))
+    return f"zero key {unknown[0]!r} isn't estimated yet; {', '.join(sorted(COVERED_KEYS))} are" if unknown else None
+
+
+def distributed_step(run: Run, device: Device, rank: int | None = None) -> SymbolicStep:
+    """The run's step on one of several ranks; without a `rank` on the one that holds the most."""
+    if run.engine == "ddp":
+        return DdpStep(run, device)
+    if run.zero_stage == 0:
+        return (MasterStep if run.precision.endswith("-master") else AllReduceStep)(run, device)
+    return ZeroStep(run, device, rank)
