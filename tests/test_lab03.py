@@ -16,7 +16,7 @@ from labs_utils.exercises.grading import grade
 from labs_utils.exercises.judge import MEMORY_BYTES
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.recall import recall
-from labs_utils.run import LLAMA_1B
+from labs_utils.run import LLAMA_1B, LLAMA_8B, Run
 from labs_utils.training import IGNORED_LABEL, build_model
 
 ROOT = Path(__file__).parents[1]
@@ -90,14 +90,27 @@ def test_a_line_finds_what_tensors_need_and_the_allocator_needs_more():
     lab = after("largest-line")
     lab["reveal"] = lambda *args, **kwargs: None
     exec(CELLS["largest-h200"], lab)
-    exec(CELLS["largest-recorded"], lab)
     by_line, answers = lab["by_line"], lab["answers"]
     assert answers[by_line].peak_bytes <= H200.memory_bytes < answers[by_line + 1].peak_bytes
     largest = max(lab["fitting"])
     assert largest < by_line and lab["fitting"] == [b for b in lab["SIZES"] if b <= largest]
-    recorded = {answer.run.micro_batch: answer.outcome for b in lab["SIZES"] for answer in lab["recorded"][b]}
-    assert recorded[by_line] == "out of memory"
-    assert recorded == {b: answers[b].outcome for b in recorded}
+    assert {largest, largest + 1, by_line} <= recorded_as_estimated(answers.values())
+
+
+def test_ten_sequences_run_out_of_memory_and_eleven_do_not():
+    lab = after("largest-recorded")
+    lab |= {"show_table": lambda names, rows: None, "names": ()}
+    exec(CELLS["largest-8b"], lab)
+    outcomes = {answer.run.micro_batch: answer.outcome for answer in lab["answers"]}
+    assert (outcomes[10], outcomes[11]) == ("out of memory", "ok")
+    assert recorded_as_estimated(lab["answers"]) == outcomes.keys()
+
+
+def recorded_as_estimated(answers):
+    """The micro-batches that are recorded, all with the outcome that was estimated."""
+    pairs = [(answer, recorded) for answer in answers for recorded in recall(answer.run, H200)]
+    assert all(answer.outcome == recorded.outcome for answer, recorded in pairs)
+    return {answer.run.micro_batch for answer, _ in pairs}
 
 
 def test_the_recorded_run_on_the_line_had_enough_memory_in_pieces():
@@ -110,7 +123,10 @@ def test_the_recorded_run_on_the_line_had_enough_memory_in_pieces():
 
 
 def test_the_last_doublings_of_the_micro_batch_bring_little():
-    lab = after("largest-line", "time-recorded", "time-models", "time-share")
+    lab = after("largest-line", "time-recorded")
+    lab["large"] = Run(model=LLAMA_8B, seq_len=4096, checkpointing="full")
+    for cell in ("time-models", "time-share"):
+        exec(CELLS[cell], lab)
     shares = [lab["share"](*item) for item in lab["rates"].items()]
     assert len(shares) == 3 and all(half > 94 and quarter > 80 for *_, half, quarter in shares)
     small = lab["RECORDED"]["125M, 1k tokens"]
