@@ -1,5 +1,6 @@
 """Lab 03's cells do what its text says, and its oracles tell right from wrong on every case."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 import torch
 
 from labs_utils.device import H200
-from labs_utils.estimate import estimate
 from labs_utils.exercises import lab03
 from labs_utils.exercises.contract import find
 from labs_utils.exercises.grading import grade
 from labs_utils.exercises.judge import MEMORY_BYTES
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
-from labs_utils.run import LLAMA_1B, Run
+from labs_utils.recall import recall
+from labs_utils.run import LLAMA_1B, LLAMA_8B, Run
 from labs_utils.training import IGNORED_LABEL, build_model
 
 ROOT = Path(__file__).parents[1]
@@ -85,13 +86,52 @@ def test_each_layer_divides_as_the_lab_says():
     assert trained["ignores them"][0] == pytest.approx(times["model"])
 
 
-def test_the_guess_by_a_line_is_the_largest_micro_batch():
-    lab = after()
-    lab["compare"] = lambda *answers, title: None
+def test_a_line_finds_what_tensors_need_and_the_allocator_needs_more():
+    lab = after("largest-line")
+    lab["reveal"] = lambda *args, **kwargs: None
     exec(CELLS["largest-h200"], lab)
-    run = Run(model=LLAMA_1B, seq_len=2048, precision="bf16-mixed")
-    outcomes = [estimate(run.replace(micro_batch=lab["guess"] + more), H200).outcome for more in (0, 1)]
-    assert outcomes == ["ok", "out of memory"]
+    by_line, answers = lab["by_line"], lab["answers"]
+    assert answers[by_line].peak_bytes <= H200.memory_bytes < answers[by_line + 1].peak_bytes
+    largest = max(lab["fitting"])
+    assert largest < by_line and lab["fitting"] == [b for b in lab["SIZES"] if b <= largest]
+    assert {largest, largest + 1, by_line} <= recorded_as_estimated(answers.values())
+
+
+def test_ten_sequences_run_out_of_memory_and_eleven_do_not():
+    lab = after("largest-recorded")
+    lab |= {"show_table": lambda names, rows: None, "names": ()}
+    exec(CELLS["largest-8b"], lab)
+    outcomes = {answer.run.micro_batch: answer.outcome for answer in lab["answers"]}
+    assert (outcomes[10], outcomes[11]) == ("out of memory", "ok")
+    assert recorded_as_estimated(lab["answers"]) == outcomes.keys()
+
+
+def recorded_as_estimated(answers):
+    """The micro-batches that are recorded, all with the outcome that was estimated."""
+    pairs = [(answer, recorded) for answer in answers for recorded in recall(answer.run, H200)]
+    assert all(answer.outcome == recorded.outcome for answer, recorded in pairs)
+    return {answer.run.micro_batch for answer, _ in pairs}
+
+
+def test_the_recorded_run_on_the_line_had_enough_memory_in_pieces():
+    lab = after("largest-line")
+    (answer,) = recall(lab["big"].replace(micro_batch=lab["by_line"]), H200)
+    figures = re.findall(r"([\d.]+) GiB", answer.provenance["reason"])
+    tried, free, unallocated = (float(figures[n]) for n in (0, 2, 5))
+    assert tried == pytest.approx(answer.run.tokens * LLAMA_1B.vocab_size * 4 / 2**30, abs=0.01)  # printed so
+    assert max(free, unallocated) < tried < free + unallocated
+
+
+def test_the_last_doublings_of_the_micro_batch_bring_little():
+    lab = after("largest-line", "time-recorded")
+    lab["large"] = Run(model=LLAMA_8B, seq_len=4096, checkpointing="full")
+    for cell in ("time-models", "time-share"):
+        exec(CELLS[cell], lab)
+    shares = [lab["share"](*item) for item in lab["rates"].items()]
+    assert len(shares) == 3 and all(half > 94 and quarter > 80 for *_, half, quarter in shares)
+    small = lab["RECORDED"]["125M, 1k tokens"]
+    one, eight = (recall(small.replace(micro_batch=b), H200)[0].step_seconds for b in (1, 8))
+    assert one == pytest.approx(eight, rel=0.2)  # kernels too short for the GPU: a step's time is the CPU's
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""Lab 03, batch size and gradient accumulation: held against full batches, real samplers and dry runs."""
+"""Lab 03, batch size and gradient accumulation: held against full batches, real samplers and measured runs."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import count
@@ -13,12 +14,13 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from labs_utils.device import CPU
-from labs_utils.dry_run import NoMemoryMode, dry_run, eager_masks, warm_up, watch_optimizer, watch_parts
+from labs_utils.dry_run import warm_up, watch_optimizer, watch_parts
 from labs_utils.estimate import estimate
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
 from labs_utils.exercises.kept import compare_bytes, compare_each, mean_mark
 from labs_utils.run import Run
+from labs_utils.timeline import Timeline
 from labs_utils.tracker import MemoryTracker
 from labs_utils.training import IGNORED_LABEL, TrainingStep
 
@@ -226,43 +228,54 @@ accumulate = Exercise(
 )
 
 
-def draw_runs(rng) -> dict:
-    """The recordings of three runs: many activations; few, so that gradients decide; a checkpointed one."""
-    return {
-        "long sequence": draw_run(rng, vocab_size=256, seq_len=16 * int(rng.integers(64, 100))),
-        "short sequence": draw_run(rng, vocab_size=1000 * int(rng.integers(20, 30)), seq_len=int(rng.integers(6, 16))),
-        "checkpointed": draw_run(
-            rng, vocab_size=250 * int(rng.integers(2, 5)), seq_len=16 * int(rng.integers(64, 100)), checkpointing="full"
-        ),
-    }
-
-
-def draw_run(rng, vocab_size: int, **settings) -> dict:
-    """A run of a small model, and what was recorded in its first micro-step."""
-    width = 64 * int(rng.integers(4, 7))
-    model = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 1, "num_attention_heads": 4}
-    run = {"model": {**model, "vocab_size": vocab_size}, "grad_accum": int(rng.integers(2, 5)), **settings}
-    recorded, _ = micro_steps_of(dumps(run))
-    return {"run": run, **recorded}
-
-
 @cache
-def micro_steps_of(run_json: str) -> tuple[dict[str, list[int]], list[int]]:
-    """What a dry run has at each moment of the first micro-step, and the peaks of all of them in bytes."""
+def measured(run_json: str) -> Timeline:
+    """A run's step on this CPU: its micro-steps are the phases "0", "1", and so on, and "optimizer" comes last."""
     run, tracker = Run.parse(loads(run_json)), MemoryTracker()
-    with NoMemoryMode(), eager_masks(), tracker:
+    with tracker:
         step = TrainingStep(run, "cpu")
         watch_parts(tracker, step)
         warm_up(step, tracker, CPU, 1)
         watch_optimizer(tracker, step)
         for number in range(run.grad_accum):
             step.micro_step(lambda phase, number=number: tracker.phase(str(number)))
+        tracker.phase("optimizer")
+        step.optimizer_step()
         tracker.phase("after")
-    moments = list(tracker.timeline.moments(("0",)))
+    return tracker.timeline
+
+
+def draw_runs(rng) -> dict:
+    """The recordings of three runs: many activations; few, so that gradients decide; a checkpointed one."""
+    long, checkpointed = draw_width(rng), draw_width(rng)
+    long_len, checkpointed_len = (int(width * rng.uniform(3, 6)) for width in (long, checkpointed))
+    vocab_size, checkpointed_vocab = 1000 * int(rng.integers(5, 9)), checkpointed * int(rng.integers(2, 5))
+    return {
+        "long sequence": draw_run(rng, long, vocab_size=64, seq_len=long_len),
+        "short sequence": draw_run(rng, draw_width(rng), vocab_size=vocab_size, seq_len=int(rng.integers(2, 5))),
+        "checkpointed": draw_run(
+            rng, checkpointed, vocab_size=checkpointed_vocab, seq_len=checkpointed_len, checkpointing="full"
+        ),
+    }
+
+
+def draw_width(rng) -> int:
+    return 32 * int(rng.integers(2, 5))
+
+
+def draw_run(rng, width: int, vocab_size: int, **settings) -> dict:
+    """A run of a small model, and what was recorded in its first micro-step."""
+    model = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 1, "num_attention_heads": 4}
+    run = {"model": {**model, "vocab_size": vocab_size}, "grad_accum": int(rng.integers(2, 5)), **settings}
+    moments = list(measured(dumps(run)).moments(("0",)))
     gradients = [moment.parts["gradients"] for moment in moments]
     rest = [moment.live_bytes - held for moment, held in zip(moments, gradients, strict=True)]
-    peaks = [tracker.timeline.peak(str(number)).live_bytes for number in range(run.grad_accum)]
-    return {"gradients": gradients, "rest": rest}, peaks
+    return {"run": run, "gradients": gradients, "rest": rest}
+
+
+def micro_step_peaks_of(run: dict) -> list[int]:
+    timeline = measured(dumps(run))
+    return [timeline.peak(str(number)).live_bytes for number in range(run["grad_accum"])]
 
 
 def compare_peaks(got: Any, expected: list) -> tuple[float, str]:
@@ -286,7 +299,7 @@ micro_step_peaks = Exercise(
     call=lambda fn, case: {
         name: fn(part["rest"], part["gradients"], part["run"]["grad_accum"]) for name, part in case.items()
     },
-    truth=lambda case: {name: micro_steps_of(dumps(part["run"]))[1] for name, part in case.items()},
+    truth=lambda case: {name: micro_step_peaks_of(part["run"]) for name, part in case.items()},
     compare=partial(compare_each, compare_peaks),
     hints=(
         "Go moment by moment: what would be in use then in the second micro-step? Then take the largest.",
@@ -308,19 +321,24 @@ def draw_searches(rng) -> dict:
 
 def draw_search(rng, fits: int) -> dict:
     """A run whose peak is at the end of backward for small micro-batches, and memory for `fits` sequences."""
-    width = 64 * int(rng.integers(4, 7))
-    layers, vocab_size = int(rng.integers(1, 3)), 500 * int(rng.integers(2, 6))
+    width = draw_width(rng)
+    layers, vocab_size = int(rng.integers(1, 3)), 100 * int(rng.integers(2, 6))
     model = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers}
     settings = {"model": {**model, "num_attention_heads": 4, "vocab_size": vocab_size}}
-    settings["seq_len"] = 8 * int(rng.integers(2, 6)) if fits > 1 else 256
+    settings["seq_len"] = 2 * int(rng.integers(2, 6)) if fits > 1 else 96
     enough = peak_bytes(settings, fits) if fits else 0
     spare = rng.uniform(0.2, 0.8) * (peak_bytes(settings, fits + 1) - enough)
     return {"run": settings, "memory_bytes": int(enough + spare)}
 
 
 def peak_bytes(settings: dict, micro_batch: int) -> int:
-    """The estimated peak of a run with that micro-batch, on a CPU."""
-    return estimate(Run.parse({**settings, "micro_batch": micro_batch}), CPU).peak_bytes
+    """The estimated peak of a run with that micro-batch, on a CPU: what its tensors take."""
+    return estimated_bytes(dumps({**settings, "micro_batch": micro_batch}))
+
+
+@cache
+def estimated_bytes(run_json: str) -> int:
+    return estimate(Run.parse(loads(run_json)), CPU).peak_bytes
 
 
 def searched(function: Callable, part: dict) -> dict:
@@ -334,20 +352,19 @@ def searched(function: Callable, part: dict) -> dict:
     return {"micro_batch": function(counted, part["memory_bytes"]), "calls": len(tried)}
 
 
-@cache
-def largest_that_fits(part_json: str) -> int:
-    """The largest micro-batch within the memory: one by one by the estimate, and the end of that by dry runs."""
-    part = loads(part_json)
-    found = next(n for n in count() if peak_bytes(part["run"], n + 1) > part["memory_bytes"])
-    while fits_dry(part, found + 1):
+def largest_that_fits(part: dict) -> int:
+    """The largest micro-batch within the memory: searched with the estimate, and the end of that measured."""
+    found = bisect_right(range(1, 1000), part["memory_bytes"], key=partial(peak_bytes, part["run"]))
+    while fits(part, found + 1):
         found += 1
-    while found and not fits_dry(part, found):
+    while found and not fits(part, found):
         found -= 1
     return found
 
 
-def fits_dry(part: dict, micro_batch: int) -> bool:
-    return dry_run(Run.parse({**part["run"], "micro_batch": micro_batch})).peak_bytes <= part["memory_bytes"]
+def fits(part: dict, micro_batch: int) -> bool:
+    timeline = measured(dumps({**part["run"], "micro_batch": micro_batch}))
+    return timeline.peak("0", "optimizer").live_bytes <= part["memory_bytes"]
 
 
 def compare_search(got: dict, expected: int) -> tuple[float, str]:
@@ -365,7 +382,7 @@ largest_micro_batch = Exercise(
     points=3,
     draw=draw_searches,
     call=lambda fn, case: {name: searched(fn, part) for name, part in case.items()},
-    truth=lambda case: {name: largest_that_fits(dumps(part)) for name, part in case.items()},
+    truth=lambda case: {name: largest_that_fits(part) for name, part in case.items()},
     compare=partial(compare_each, compare_search),
     hints=(
         "First find a micro-batch that doesn't fit, in few calls: double until it happens.",
