@@ -1,4 +1,4 @@
-"""Figures that lay several runs side by side: `plot_timelines`, one panel each, and `plot_points`, one marker each."""
+"""Figures that lay runs side by side: `plot_timelines` with a panel each, `plot_points` and `plot_point_panels`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from labs_utils.predictions import METHOD_LABELS
 from labs_utils.tables import scale, worded, worded_bytes
 from labs_utils.timeline import Timeline
 
+Point = tuple[float, float]
 PANEL_INCHES = 1.75
 # A colour and a marker for each point; neither alone tells them apart.
 POINT_LOOKS = (
@@ -30,11 +31,22 @@ def plot_timelines(timelines: Mapping[str, Timeline], title: str, phases: tuple[
 
 
 def plot_points(
-    points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str, method: str = "measure"
+    points: Mapping[str, Point | None], title: str, xlabel: str, ylabel: str, method: str = "measure"
 ) -> None:
-    """Draw one marker (x, y) for each label, hollow if `method` is "recall"."""
-    said = "; ".join(f"{label} {worded(float(x))}, {worded(float(y))}" for label, (x, y) in points.items())
-    show(points_figure(points, title, xlabel, ylabel, method), f"{title} {ylabel} against {xlabel}: {said}.")
+    """Draw one marker (x, y) for each label, hollow if `method` is "recall"; None keeps a label's look for later."""
+    plot_point_panels({"": points}, title, xlabel, ylabel, method)
+
+
+def plot_point_panels(
+    panels: Mapping[str, Mapping[str, Point | None]], title: str, xlabel: str, ylabel: str, method: str = "measure"
+) -> None:
+    """Draw `plot_points` for each panel, all on one scale; a label looks the same in all of them."""
+    said = "; ".join(f"{name}: {_said(points)}" if name else _said(points) for name, points in panels.items())
+    show(points_figure(panels, title, xlabel, ylabel, method), f"{title} {ylabel} against {xlabel}. {said}.")
+
+
+def _said(points: Mapping[str, Point | None]) -> str:
+    return ", ".join(f"{label} {worded(float(p[0]))} and {worded(float(p[1]))}" for label, p in points.items() if p)
 
 
 def timelines_figure(timelines: Mapping[str, Timeline], title: str, phases: tuple[str, ...] = PHASES):
@@ -53,6 +65,7 @@ def timelines_figure(timelines: Mapping[str, Timeline], title: str, phases: tupl
     panels[-1].set_xlabel("allocations and frees, in order")
     panels[len(steps) // 2].set_ylabel(f"memory ({unit})")
     panels[0].set_ylim(0, 1.3 * panels[0].get_ylim()[1])
+    _name_phases(panels[0], [moment.event.phase for moment in next(iter(steps.values()))])
     part_legend(panels[0], heights)
     return figure
 
@@ -71,22 +84,68 @@ def _draw_step(axes, label: str, step: list, size: int) -> dict[str, float]:
     axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (-7 if late else 7, 1), **place)
     for phase in dict.fromkeys(moment.event.phase for moment in step):
         start = next(index for index, moment in enumerate(step) if moment.event.phase == phase)
-        axes.axvline(start, color="black", linewidth=0.8, linestyle=":", zorder=0)
+        axes.axvline(start, ymax=0.88, color="black", linewidth=0.8, linestyle=":", zorder=0)
     axes.set_title(label, loc="left", fontsize=10)
     axes.set_xlim(0, len(step))
     axes.spines[["top", "right"]].set_visible(False)
     return dict(zip(shown, map(max, series), strict=True))
 
 
+def _name_phases(axes, phase_of: list[str]) -> None:
+    """The name of each phase where it begins, above the areas; the last one ends at the right edge."""
+    phases = list(dict.fromkeys(phase_of))
+    for phase in phases:
+        last = phase == phases[-1] and len(phases) > 1
+        x, place = (len(phase_of), "right") if last else (phase_of.index(phase), "left")
+        offset = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
+        axes.annotate(phase, (x, 1.0), (0 if last else 3, 0), ha=place, **offset)
+
+
 def points_figure(
-    points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str, method: str = "measure"
+    panels: Mapping[str, Mapping[str, Point | None]], title: str, xlabel: str, ylabel: str, method: str = "measure"
 ):
-    """The figure of `plot_points`."""
-    axes = new_axes(title, xlabel, ylabel)
-    for (label, (x, y)), (colour, marker) in zip(points.items(), POINT_LOOKS, strict=False):
-        hollow = {"markerfacecolor": "white"} if method == "recall" else {}
-        axes.plot(x, y, marker, color=colour, markersize=9, markeredgewidth=1.8, label=label, **hollow)
-    axes.margins(0.15)
-    axes.grid(alpha=0.3)
-    axes.figure.legend(ncols=2, title=METHOD_LABELS[method], alignment="left", **LEGEND)
-    return axes.figure
+    """The figure of `plot_point_panels`."""
+    labels = dict.fromkeys(label for points in panels.values() for label in points)
+    looks, drawn = dict(zip(labels, POINT_LOOKS, strict=False)), {}
+    figure, every = _panels(len(panels), title, xlabel, ylabel)
+    for axes, (name, points) in zip(every, panels.items(), strict=True):
+        if name:
+            axes.set_title(name, loc="left", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.margins(0.15)
+        for label, point in points.items():
+            if point:
+                drawn[label] = _draw_point(axes, point, *looks[label], method)
+    shown = [label for label in labels if label in drawn]
+    handles = [drawn[label] for label in shown]
+    figure.legend(handles, shown, ncols=2, title=METHOD_LABELS[method], alignment="left", **LEGEND)
+    return figure
+
+
+def _panels(count: int, title: str, xlabel: str, ylabel: str) -> tuple:
+    """A figure and its axes: one, or two in a row, on one scale."""
+    if count == 1:
+        axes = new_axes(title, xlabel, ylabel)
+        return axes.figure, [axes]
+    from matplotlib.figure import Figure
+
+    rows = -(-count // 2)
+    figure = Figure(figsize=(5.2, 1.4 + PANEL_INCHES * rows), layout="constrained")
+    figure.suptitle(wrapped(title, 46), x=0.02, ha="left", fontsize=12, weight="bold")
+    figure.supylabel(ylabel, fontsize=10)
+    every = list(figure.subplots(rows, 2, sharex=True, sharey=True).flat)
+    for axes in every[count:]:
+        axes.remove()
+    for axes in every[:count]:
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in every[max(0, count - 2) : count]:  # the lowest of each column
+        axes.set_xlabel(xlabel)
+        axes.xaxis.set_tick_params(labelbottom=True)
+    return figure, every[:count]
+
+
+def _draw_point(axes, point: Point, colour: str, marker: str, method: str):
+    """Draw a marker; it is returned, for the legend."""
+    hollow = {"markerfacecolor": "white"} if method == "recall" else {}
+    (line,) = axes.plot(*point, marker, color=colour, markersize=8, markeredgewidth=1.8, **hollow)
+    return line

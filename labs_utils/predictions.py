@@ -148,7 +148,7 @@ def _figure(prediction: Prediction, value: float, label: str):
     axes = figure.add_subplot(title=prediction.question or _quantity(prediction.id), xlabel=prediction.unit)
     for name, length, style in bars:
         axes.bar_label(axes.barh(name, length, **style), [_worded(length, prediction.unit)], padding=4)
-    axes.margins(x=0.5)  # room for the labels
+    axes.set_xlim(0, 1.5 * max(length for _, length, _ in bars) or 1)  # room for the labels
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

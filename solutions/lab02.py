@@ -13,7 +13,7 @@ def policy_bytes(model: dict[str, int], policy: str, tokens: int) -> int:
         "none": 16 * hidden + 8 + 8 * mlp + queries + 2 * keys + attention,
         "full": own_input,
         "keep-attention": own_input + attention,
-        # The results of q, k and v; of gate and up; of o and down, which nobody needs.
+        # The results of q, k and v; of gate and up; of o, and of down, which nobody needs.
         "keep-matmul-attention": own_input + attention + queries + 2 * keys + 2 * 2 * mlp + 2 * 2 * hidden,
     }
     if policy in one_layer:
@@ -28,7 +28,7 @@ def cheapest_policy(run: dict, limit_bytes: int) -> str | None:
     model, tokens = run["model"], run["micro_batch"] * run["seq_len"]
     hidden, layers = model["hidden_size"], model["num_hidden_layers"]
     queries, keys = (model[heads] * model["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
-    weights = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * model["intermediate_size"]
+    weights = 2 * hidden * queries + 2 * hidden * keys + 2 * hidden * model["intermediate_size"]  # all but down's
     products, attention = 2 * weights * tokens, 4 * run["seq_len"] * queries * tokens
     again = {
         "none": 0,

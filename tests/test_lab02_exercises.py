@@ -138,6 +138,13 @@ def test_measured_peaks_and_counted_flops_agree_with_it(seed):
     truth = lab02.cheapest_policy.truth(case)
     assert {name: one["best"] for name, one in truth.items()} == BEST
     for name, one in truth.items():
+        run, tokens = case[name]["run"], case[name]["run"]["seq_len"] * case[name]["run"]["micro_batch"]
+        again = {policy: found["flops_again"] for policy, found in one["measured"].items()}
+        width, mlp = run["model"]["num_attention_heads"] * run["model"]["head_dim"], run["model"]["intermediate_size"]
+        products, attention = 2 * tokens * 64 * (4 * width + 2 * mlp), 4 * tokens * run["seq_len"] * width
+        full = products + attention  # without down's product: recomputation stops before it
+        expected = {"every-2": 2 * full, "keep-attention": 3 * products, "full": 3 * full}
+        assert again == {"none": 0, "keep-matmul-attention": 0} | expected
         for policy, measured in one["measured"].items():
             estimated = policies.estimated_peak(case[name]["run"], policy)
             assert measured["peak_bytes"] == pytest.approx(estimated, abs=16)  # the loss, as two numbers

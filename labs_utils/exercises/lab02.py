@@ -262,8 +262,8 @@ cheapest_policy = Exercise(
     compare=partial(compare_each, compare_policy),
     hints=(
         'estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes says whether a policy fits.',
-        "Count what a layer's forward costs: 2 FLOPs a token for each weight of its seven matrices, and attention's "
-        "two products. Then: which of it, in how many layers, does a policy compute again?",
+        "Count what running a layer again costs: 2 FLOPs a token for each weight of its matrices but down, and "
+        "attention's two products. Then: which of it, in how many layers, does a policy compute again?",
         "full: all layers, all of it. keep-attention: all layers without attention. every-2: half of the layers, "
         "rounded up, all of it. none and keep-matmul-attention: nothing. Then min over those that fit, by that number.",
     ),

@@ -6,7 +6,7 @@ from functools import cache
 from json import dumps, loads
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from labs_utils.dry_run import watch_parts
 from labs_utils.estimate import estimate
@@ -20,7 +20,7 @@ POLICIES = ("none", "keep-matmul-attention", "every-2", "keep-attention", "full"
 def draw_limits(rng) -> dict:
     """Six situations: a run and a limit. With few tokens half of the layers are cheaper than all without attention,
     with many it is the other way round."""
-    short = draw_run(rng, seq_len=8 * int(rng.integers(8, 12)))
+    short = draw_run(rng, seq_len=8 * int(rng.integers(5, 8)), micro_batch=2)
     long = draw_run(rng, seq_len=8 * int(rng.integers(44, 56)))
     return {
         "few tokens, room for all": limited(short, "none", 1.2),
@@ -75,32 +75,35 @@ def measured_policies(run_json: str) -> dict[str, dict[str, int]]:
         for layer in step.model.model.layers:
             vars(layer).pop("forward", None)  # what the policy before has put there
         checkpoint_layers(run.replace(checkpointing=policy), step.model.model.layers)
-        measured[policy] = {"peak_bytes": tracked_peak(step), "flops_again": counted_flops(step)}
+        measured[policy] = measured_step(step)
     plain = measured["none"]["flops_again"]
     return {policy: {**found, "flops_again": found["flops_again"] - plain} for policy, found in measured.items()}
 
 
-def tracked_peak(step: TrainingStep) -> int:
-    """The most bytes in tensors at any moment of a real step on a CPU; the run's optimizer keeps no states."""
-    tracker = MemoryTracker(step.run.model.vocab_size)
+def measured_step(step: TrainingStep) -> dict[str, int]:
+    """The most bytes in tensors at any moment of a real step on a CPU, and its FLOPs; its optimizer keeps no states."""
+    tracker = CountingTracker(step.run.model.vocab_size, step.run.tokens)
     with torch.enable_grad(), tracker:
         watch_parts(tracker, step)
         step(tracker.phase)
-    return tracker.timeline.peak().live_bytes
+        tracker.phase("after")
+    return {"peak_bytes": tracker.timeline.peak().live_bytes, "flops_again": tracker.flops}
 
 
-def counted_flops(step: TrainingStep) -> int:
-    """FLOPs of matrix products and attention in forward and backward, as torch counts them."""
-    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
-    with torch.enable_grad(), counter:
-        step.micro_step(lambda phase: None)
-    step.model.zero_grad()
-    return counter.get_total_flops()
+class CountingTracker(MemoryTracker):
+    """A tracker that adds up the FLOPs of matrix products and of attention's forward, by torch's own formulas."""
+
+    flops = 0
+
+    def after_operator(self, func, args) -> None:
+        formula = FORMULAS.get(func.overloadpacket)
+        if formula:
+            self.flops += formula(*args)
 
 
-def attention_flops(query, key, value, *args, out_shape=None, **kwargs) -> int:
-    """torch counts its fused kernels for GPUs so, and leaves the CPU's out: two products, no half for causal."""
-    return sdpa_flop_count(query, key, value)
-
-
-CPU_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
+# torch counts its fused kernels for GPUs, and leaves the CPU's out: two products, no half for causal.
+FORMULAS = flop_registry | {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_: sdpa_flop_count(
+        q.shape, k.shape, v.shape
+    )
+}
