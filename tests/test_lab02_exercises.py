@@ -97,9 +97,10 @@ def test_checkpoints_nest_and_a_function_can_be_called_twice():
 
 
 def test_the_deep_chain_is_beyond_the_judges_cap_and_within_a_laptops_memory():
-    kept = lab02.DEEP_BLOCKS * lab02.DEEP_LAYERS * 4 * lab02.DEEP_FLOATS
-    assert MEMORY_BYTES < kept < 1e9
-    assert (lab02.DEEP_BLOCKS + 2 * lab02.DEEP_LAYERS) * 4 * lab02.DEEP_FLOATS < MEMORY_BYTES / 2
+    kept = lab02.DEEP_BLOCKS * 4 * lab02.DEEP_FLOATS
+    assert MEMORY_BYTES < 2 * kept <= kept * lab02.DEEP_LAYERS < 1e9
+    torchs_own, on_their_way = 96 * 2**20, 10 * 4 * lab02.DEEP_FLOATS
+    assert kept + torchs_own + on_their_way < 0.9 * MEMORY_BYTES
 
 
 def test_the_deep_chains_truth_is_that_of_a_smaller_tensor():
@@ -112,8 +113,8 @@ def test_the_deep_chains_truth_is_that_of_a_smaller_tensor():
 def test_layers_keep_what_the_closed_form_says_under_every_policy(seed):
     (case,) = draw_cases(lab02.policy_bytes, np.random.default_rng(seed), 1)
     truth, rule = lab02.policy_bytes.truth(case), lab02.each_policy(solution("policy_bytes"), case)
-    assert truth == rule and len(set(truth.values())) == 5
-    assert case["model"]["num_hidden_layers"] % case["every"]
+    assert truth == rule and len(set(truth.values())) == 7
+    assert [layers % int(policy[6:]) == 0 for policy, layers in case["every"].items()] == [True, False, False]
 
 
 def test_the_stubs_example_is_the_8b_models():
@@ -140,10 +141,14 @@ def test_measured_peaks_and_counted_flops_agree_with_it(seed):
     for name, one in truth.items():
         run, tokens = case[name]["run"], case[name]["run"]["seq_len"] * case[name]["run"]["micro_batch"]
         again = {policy: found["flops_again"] for policy, found in one["measured"].items()}
-        width, mlp = run["model"]["num_attention_heads"] * run["model"]["head_dim"], run["model"]["intermediate_size"]
-        products, attention = 2 * tokens * 64 * (4 * width + 2 * mlp), 4 * tokens * run["seq_len"] * width
+        model = run["model"]
+        hidden, layers, mlp = model["hidden_size"], model["num_hidden_layers"], model["intermediate_size"]
+        width, keys = (model[f"num_{heads}_heads"] * model["head_dim"] for heads in ("attention", "key_value"))
+        products, attention = 4 * tokens * hidden * (width + keys + mlp), 4 * tokens * run["seq_len"] * width
         full = products + attention  # without down's product: recomputation stops before it
-        expected = {"every-2": 2 * full, "keep-attention": 3 * products, "full": 3 * full}
+        half = (layers + 1) // 2
+        expected = {"every-2": half * full, "keep-attention": layers * products, "full": layers * full}
+        assert abs(expected["every-2"] / expected["keep-attention"] - 1) > 0.005
         assert again == {"none": 0, "keep-matmul-attention": 0} | expected
         for policy, measured in one["measured"].items():
             estimated = policies.estimated_peak(case[name]["run"], policy)
@@ -159,11 +164,8 @@ def rule(layers, input_bytes, layer_bytes, each):
 def test_a_real_stack_peaks_where_the_rule_says_up_to_what_is_on_its_way(seed):
     for stack in stretches.draw_stacks(np.random.default_rng(seed)).values():
         rules = [rule(**stack, each=each) for each in range(1, stack["layers"] + 1)]
-        more = {
-            (peak - by_rule) // stack["input_bytes"]
-            for peak, by_rule in zip(stretches.stretch_peaks(**stack), rules, strict=True)
-        }
-        assert more <= {3, 4, 5}
+        peaks = stretches.stretch_peaks(**stack)
+        assert all(0 <= peak - by_rule < 512 for peak, by_rule in zip(peaks, rules, strict=True))
 
 
 @pytest.mark.slow

@@ -22,14 +22,18 @@ KEPT_POLICIES = ("none", "full", "keep-attention", "keep-matmul-attention")
 
 
 def draw_model(rng) -> dict:
-    """A model whose layers are small enough to run; grouped heads, and a head size that isn't hidden_size / heads."""
+    """A model whose layers are small enough to run; grouped heads, and a head size that isn't hidden_size / heads.
+
+    K divides the layers of one "every-K", not those of another, and has two digits in a third.
+    """
     kv_heads = int(rng.integers(1, 4))
     heads = kv_heads * int(rng.integers(2, 4))
-    every, layers = (int(n) for n in rng.choice([(2, 3), (2, 5), (3, 5), (4, 5)]))  # no even division
+    divides, odd = rng.choice([(2, 4), (3, 6)]), rng.choice([(4, 5), (4, 7), (5, 7)])
+    every = {f"every-{number}": int(layers) for number, layers in (divides, odd, (rng.integers(11, 13), 13))}
     model = {
         "hidden_size": 16 * heads * int(rng.integers(2, 4)),
         "intermediate_size": 8 * int(rng.integers(40, 80)),
-        "num_hidden_layers": layers,
+        "num_hidden_layers": int(rng.integers(2, 5)),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": 8 * int(rng.choice([3, 5, 7])),
@@ -39,8 +43,9 @@ def draw_model(rng) -> dict:
 
 def each_policy(function: Callable, case: dict) -> dict:
     """`function(model, policy, tokens)` for every policy, by its name."""
-    policies = (*KEPT_POLICIES, f"every-{case['every']}")
-    return {policy: function(case["model"], policy, case["tokens"]) for policy in policies}
+    models = dict.fromkeys(KEPT_POLICIES, case["model"])
+    models |= {policy: {**case["model"], "num_hidden_layers": layers} for policy, layers in case["every"].items()}
+    return {policy: function(model, policy, case["tokens"]) for policy, model in models.items()}
 
 
 def layers_keep(model: dict, policy: str, tokens: int) -> int:
@@ -114,11 +119,12 @@ class Block(nn.Module):
         return x + self.down(F.dropout(F.gelu(self.up(x)), self.dropout))
 
 
-DEEP_LAYERS, DEEP_BLOCKS, DEEP_FLOATS = 8, 36, 2**19
+CALLS = "the calls of fn in forward and in backward"
+DEEP_LAYERS, DEEP_BLOCKS, DEEP_FLOATS = 2, 144, 2**19
 
 
 def draw_checkpoint(rng) -> dict:
-    """Sizes and seeds. The deep part keeps 36 x 8 x 2 MiB without checkpointing, which is beyond the judge's cap."""
+    """Sizes and seeds. The deep part keeps 144 inputs of 2 MiB; twice as much is beyond the judge's cap."""
     return {"seed": int(rng.integers(2**31)), "tokens": int(rng.integers(8, 24)), "width": int(rng.integers(4, 12))}
 
 
@@ -154,13 +160,14 @@ def with_dropout(checkpoint: Callable, case: dict) -> dict:
 
 
 def in_a_graph(checkpoint: Callable, case: dict) -> dict:
-    """Two checkpoints in a row, the first of several inputs, amid operators that aren't checkpointed.
+    """Two checkpoints in a row, the first of several inputs (one of integers), amid operators that aren't checkpointed.
 
     No tensor is used both in a checkpoint and outside: its gradient would be summed in another order.
     """
     first, second, x, other = seeded(case)
     scale = torch.full((case["width"],), 0.5, requires_grad=True)
-    hidden = checkpoint(lambda a, b, c: first(a * c) - b, x.sin(), other, scale)
+    order = torch.randperm(case["tokens"])
+    hidden = checkpoint(lambda a, b, c, order: first(a * c)[order] - b, x.sin(), other, scale, order)
     loss = checkpoint(second, hidden.tanh()).square().sum()
     grads = gradients_of(loss, [x, scale, *first.parameters(), *second.parameters()])
     return {"the gradients of several inputs, in a larger graph": grads}
@@ -183,10 +190,30 @@ def deep(checkpoint: Callable, case: dict, floats: int = DEEP_FLOATS) -> dict:
     return {"the gradient of a deep chain": gradient[:4096].clone()}
 
 
+def calls(checkpoint: Callable, case: dict) -> dict:
+    """How often fn runs in forward, and how often in backward."""
+    block, _, x, _ = seeded(case)
+    ran = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        ran.append(x.shape)
+        return block(x)
+
+    result = checkpoint(fn, x)
+    in_forward = len(ran)
+    result.sum().backward()
+    return {CALLS: [in_forward, len(ran) - in_forward]}
+
+
 def each_part(checkpoint: Callable, case: dict, floats: int = DEEP_FLOATS) -> dict:
     """All parts, by name."""
     parts = one_block(checkpoint, case) | with_dropout(checkpoint, case) | in_a_graph(checkpoint, case)
-    return parts | deep(checkpoint, case, floats)
+    return parts | calls(checkpoint, case) | deep(checkpoint, case, floats)
+
+
+def true_parts(case: dict) -> dict:
+    """All parts without checkpointing, on a narrower chain; but fn is to run once in forward and once in backward."""
+    return each_part(lambda fn, *inputs: fn(*inputs), case, floats=4096) | {CALLS: [1, 1]}
 
 
 CHECKPOINT_CAUSES = {
@@ -197,6 +224,7 @@ CHECKPOINT_CAUSES = {
     "random numbers drawn after backward": "after the recomputation the generator must go on where it was before it",
     "the gradients of several inputs, in a larger graph": "backward returns one gradient for each argument of forward, "
     "in order, and None for fn",
+    CALLS: "fn runs once in forward, and once again in backward",
     "the gradient of a deep chain": "each call gets its own inputs back?",
 }
 
@@ -216,7 +244,7 @@ checkpoint = Exercise(
     points=4,
     draw=draw_checkpoint,
     call=each_part,
-    truth=partial(each_part, lambda fn, *inputs: fn(*inputs), floats=4096),
+    truth=true_parts,
     compare=compare_checkpoint,
     hints=(
         "A torch.autograd.Function has two static methods: forward(ctx, fn, *inputs) and backward(ctx, gradient). "
@@ -277,12 +305,12 @@ def each_stack(function: Callable, case: dict) -> dict:
 
 
 def compare_stretch(got: Any, truth: dict) -> tuple[float, str]:
-    """Right where the measured peak of `got` layers a segment is the lowest, give or take what is on its way."""
+    """Right where the measured peak of `got` layers a segment is the lowest, to within half an input."""
     peaks = truth["peaks"]
     best, fewest = min(peaks), 1 + peaks.index(min(peaks))
     if type(got) is not int or not 1 <= got <= len(peaks):
         return close(None, got, fewest)
-    if peaks[got - 1] <= best + stretches.ON_THEIR_WAY * truth["input_bytes"]:
+    if peaks[got - 1] <= best + truth["input_bytes"] // 2:
         return 1.0, "as expected"
     sentence = f"with {got} layers a segment the peak is {peaks[got - 1] / best:.3g} times the lowest that is possible"
     return 0.0, f"{sentence}: {'fewer' if got > fewest else 'more'} would be better"

@@ -19,9 +19,13 @@ POLICIES = ("none", "keep-matmul-attention", "every-2", "keep-attention", "full"
 
 def draw_limits(rng) -> dict:
     """Six situations: a run and a limit. With few tokens half of the layers are cheaper than all without attention,
-    with many it is the other way round."""
-    short = draw_run(rng, seq_len=8 * int(rng.integers(5, 8)), micro_batch=2)
-    long = draw_run(rng, seq_len=8 * int(rng.integers(44, 56)))
+    with many it is the other way round.
+
+    What few tokens are depends on the model: by its layers or its hidden size, "few" are more here than "many".
+    """
+    larger = ({"layers": 5}, {"hidden": 96})[int(rng.integers(2))]
+    short = draw_run(rng, crossover=rng.uniform(0.89, 0.95), micro_batch=2, **larger)
+    long = draw_run(rng, crossover=rng.uniform(1.05, 1.11), micro_batch=8)
     return {
         "few tokens, room for all": limited(short, "none", 1.2),
         "few tokens, a little short": limited(short, "keep-matmul-attention", "none"),
@@ -32,19 +36,27 @@ def draw_limits(rng) -> dict:
     }
 
 
-def draw_run(rng, **fixed) -> dict:
-    """A tiny run with wide attention, so that half of the layers keep clearly less than all matrix products do."""
-    heads = int(rng.integers(3, 6))
+def draw_run(rng, crossover: float, layers: int = 3, hidden: int = 64, *, micro_batch: int) -> dict:
+    """A tiny run with wide attention, so that half of the layers keep clearly less than all matrix products do.
+
+    `crossover` says how many tokens there are, as a factor of the sequence length at which half of an odd number of
+    layers cost as much as all without attention.
+    """
+    kv_heads, group = int(rng.integers(2, 4)), int(rng.integers(3, 5))
+    queries, keys = 32 * kv_heads * group, 32 * kv_heads
+    mlp = 2 * queries + 16 * int(rng.integers(-1, 2))
     model = {
-        "hidden_size": 64,
-        "intermediate_size": 16 * int(rng.integers(7, 10)),
-        "num_hidden_layers": 3,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
         "head_dim": 32,
         "vocab_size": 64,
     }
-    return Run(model=model, optimizer="sgd", **fixed).to_dict()
+    half = (layers + 1) // 2
+    equal = (layers - half) / half * hidden * (queries + keys + mlp) / queries
+    return Run(model=model, optimizer="sgd", seq_len=round(crossover * equal), micro_batch=micro_batch).to_dict()
 
 
 def limited(run: dict, fits: str, above: str | float) -> dict:

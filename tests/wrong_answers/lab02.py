@@ -55,6 +55,18 @@ def policy_bytes__takes_every_k_for_keeping_every_kth(model, policy, tokens):
     return tokens * (kept * one_layer["none"] + (layers - kept) * one_layer["full"])
 
 
+def policy_bytes__adds_a_checkpointed_layer_where_k_divides_the_layers(model, policy, tokens):
+    one_layer, layers = _one_layer(model), model["num_hidden_layers"]
+    if policy in one_layer:
+        return tokens * layers * one_layer[policy]
+    checkpointed = layers // int(policy.removeprefix("every-")) + 1
+    return tokens * (checkpointed * one_layer["full"] + (layers - checkpointed) * one_layer["none"])
+
+
+def policy_bytes__reads_the_last_digit_of_k(model, policy, tokens):
+    return _all_layers(model, f"every-{policy[-1]}" if "every" in policy else policy, tokens, _one_layer(model))
+
+
 def policy_bytes__counts_one_layer(model, policy, tokens):
     return _all_layers(model, policy, tokens, _one_layer(model)) // model["num_hidden_layers"]
 
@@ -87,6 +99,15 @@ def segment_layers__keeps_as_little_as_possible_after_forward(layers, input_byte
 
 def segment_layers__leaves_the_ratio_out(layers, input_bytes, layer_bytes):
     return min(range(1, layers + 1), key=lambda each: -(-layers // each) + each)
+
+
+def segment_layers__ignores_that_the_last_segment_is_short(layers, input_bytes, layer_bytes):
+    return min(range(1, layers + 1), key=lambda each: -(-layers // each) * input_bytes + each * layer_bytes)
+
+
+def segment_layers__is_one_of_three_numbers(layers, input_bytes, layer_bytes):
+    ratio = layer_bytes / input_bytes
+    return 3 if ratio < 5 else 2 if ratio < 12 else 1
 
 
 def segment_layers__halves_the_layers(layers, input_bytes, layer_bytes):
@@ -126,6 +147,46 @@ def cheapest_policy__knows_only_all_or_nothing(run, limit_bytes):
 def cheapest_policy__forgets_that_nothing_may_fit(run, limit_bytes):
     order = ("none", "keep-matmul-attention", "every-2", "keep-attention", "full")
     return _first_that_fits(run, limit_bytes, order) or "full"
+
+
+def _cheapest(run, limit_bytes, down=0, attention_times=1.0, half=lambda layers: -(-layers // 2), grouped=True):
+    """By FLOPs: right, but for what its callers change."""
+    model = run["model"]
+    hidden, layers = model["hidden_size"], model["num_hidden_layers"]
+    queries, keys = (model[heads] * model["head_dim"] for heads in ("num_attention_heads", "num_key_value_heads"))
+    products = 4 * hidden * (queries + (keys if grouped else queries))
+    products += 2 * hidden * (2 + down) * model["intermediate_size"]
+    attention = attention_times * 4 * run["seq_len"] * queries
+    again = {
+        "none": 0,
+        "keep-matmul-attention": 0,
+        "every-2": half(layers) * (products + attention),
+        "keep-attention": layers * products,
+        "full": layers * (products + attention),
+    }
+    fitting = (policy for policy in POLICIES if _peak(run, policy) <= limit_bytes)
+    return min(fitting, key=again.get, default=None)
+
+
+def cheapest_policy__counts_down(run, limit_bytes):
+    return _cheapest(run, limit_bytes, down=1)
+
+
+def cheapest_policy__halves_attention(run, limit_bytes):
+    return _cheapest(run, limit_bytes, attention_times=0.5)
+
+
+def cheapest_policy__takes_half_of_an_odd_number_of_layers(run, limit_bytes):
+    return _cheapest(run, limit_bytes, half=lambda layers: layers / 2)
+
+
+def cheapest_policy__overlooks_grouped_heads(run, limit_bytes):
+    return _cheapest(run, limit_bytes, grouped=False)
+
+
+def cheapest_policy__goes_by_the_sequence_length(run, limit_bytes):
+    last = ("every-2", "keep-attention") if run["seq_len"] < 125 else ("keep-attention", "every-2")
+    return _first_that_fits(run, limit_bytes, ("none", "keep-matmul-attention", *last, "full"))
 
 
 def cheapest_policy__compares_kept_bytes_with_the_limit(run, limit_bytes):
@@ -316,3 +377,90 @@ def checkpoint__memory_just_calls_the_function(fn, *inputs):
 
 def checkpoint__memory_keeps_the_graph_inside(fn, *inputs):
     return _KeepsTheGraph.apply(fn, *inputs)
+
+
+class _KeepsACopy(_Recomputes):
+    @staticmethod
+    def forward(ctx, fn, *inputs):
+        output = _KeepsACopy._run(ctx, fn, inputs)
+        ctx.output = output.clone()
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _KeepsACopy._again(ctx, gradient)
+
+
+class _KeepsMoreInputs(_Recomputes):
+    @staticmethod
+    def forward(ctx, fn, *inputs):
+        ctx.copies = [x.clone() for x in inputs]
+        return _KeepsMoreInputs._run(ctx, fn, inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _KeepsMoreInputs._again(ctx, gradient)
+
+
+class _KeepsInputsForever(_Recomputes):
+    kept = []
+
+    @staticmethod
+    def forward(ctx, fn, *inputs):
+        _KeepsInputsForever.kept.extend(inputs)
+        return _KeepsInputsForever._run(ctx, fn, inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _KeepsInputsForever._again(ctx, gradient)
+
+
+class _AllRequireGradients(_Recomputes):
+    @staticmethod
+    def forward(ctx, fn, *inputs):
+        return _AllRequireGradients._run(ctx, fn, inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        inputs = [x.detach().requires_grad_(True) for x in ctx.saved_tensors]
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        with torch.enable_grad():
+            output = ctx.fn(*inputs)
+        torch.set_rng_state(now)
+        torch.autograd.backward(output, gradient)
+        return None, *(x.grad for x in inputs)
+
+
+class _ThreeTimes(_Recomputes):
+    @staticmethod
+    def forward(ctx, fn, *inputs):
+        state = torch.get_rng_state()
+        for _ in range(2):
+            fn(*inputs)
+        torch.set_rng_state(state)
+        return _ThreeTimes._run(ctx, fn, inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _ThreeTimes._again(ctx, gradient)
+
+
+def checkpoint__memory_keeps_a_copy_of_its_output(fn, *inputs):
+    return _KeepsACopy.apply(fn, *inputs)
+
+
+def checkpoint__memory_keeps_copies_of_its_inputs(fn, *inputs):
+    return _KeepsMoreInputs.apply(fn, *inputs)
+
+
+def checkpoint__memory_never_lets_go_of_its_inputs(fn, *inputs):
+    return _KeepsInputsForever.apply(fn, *inputs)
+
+
+def checkpoint__lets_all_inputs_require_gradients(fn, *inputs):
+    return _AllRequireGradients.apply(fn, *inputs)
+
+
+def checkpoint__runs_the_function_three_times(fn, *inputs):
+    return _ThreeTimes.apply(fn, *inputs)
