@@ -31,11 +31,27 @@ PLAN_KEYS = ("target_tokens", "seq_len", "world_size", "largest_micro_batch", "s
 
 
 def draw_plans(rng) -> dict:
-    """Batches that don't divide evenly: one fits a single micro-step, one needs a few, one needs many."""
+    """Batches that need one micro-step, a few and many; two divide evenly, one of them into the largest micro-batch."""
     return {
         "one micro-step": draw_plan(rng, accumulation=1),
         "a few micro-steps": draw_plan(rng, accumulation=int(rng.integers(2, 6))),
         "many micro-steps": draw_plan(rng, accumulation=int(rng.integers(12, 40))),
+        "full micro-steps": draw_even_plan(rng, spare=0),
+        "even micro-steps": draw_even_plan(rng, spare=1),
+    }
+
+
+def draw_even_plan(rng, spare: int) -> dict:
+    """A target that a plan reaches exactly, with micro-batches of so many sequences less than the largest."""
+    world_size, seq_len = 2 ** int(rng.integers(1, 6)), 512 * int(rng.integers(2, 9))
+    micro_batch, accumulation = int(rng.integers(9, 20)), int(rng.integers(2, 8))
+    sequences = micro_batch * accumulation * world_size
+    return {
+        "target_tokens": sequences * seq_len,
+        "seq_len": seq_len,
+        "world_size": world_size,
+        "largest_micro_batch": micro_batch + spare,
+        "sequences": sequences * int(rng.integers(20, 200)),
     }
 
 
@@ -232,7 +248,7 @@ accumulate = Exercise(
 def measured(run_json: str) -> Timeline:
     """A run's step on this CPU: its micro-steps are the phases "0", "1", and so on, and "optimizer" comes last."""
     run, tracker = Run.parse(loads(run_json)), MemoryTracker()
-    with tracker:
+    with torch.enable_grad(), tracker:  # a student's code may have turned gradients off
         step = TrainingStep(run, "cpu")
         watch_parts(tracker, step)
         warm_up(step, tracker, CPU, 1)
@@ -338,7 +354,8 @@ def peak_bytes(settings: dict, micro_batch: int) -> int:
 
 @cache
 def estimated_bytes(run_json: str) -> int:
-    return estimate(Run.parse(loads(run_json)), CPU).peak_bytes
+    with torch.enable_grad():
+        return estimate(Run.parse(loads(run_json)), CPU).peak_bytes
 
 
 def searched(function: Callable, part: dict) -> dict:
@@ -347,7 +364,7 @@ def searched(function: Callable, part: dict) -> dict:
 
     def counted(micro_batch: int) -> int:
         tried.append(micro_batch)
-        return peak_bytes(part["run"], micro_batch)
+        return peak_bytes(part["run"], int(micro_batch))
 
     return {"micro_batch": function(counted, part["memory_bytes"]), "calls": len(tried)}
 

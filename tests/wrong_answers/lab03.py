@@ -55,6 +55,25 @@ def batch_plan__reports_the_target(target_tokens, seq_len, world_size, largest_m
     return {**plan, "tokens_per_step": target_tokens, "steps": sequences * seq_len // target_tokens}
 
 
+def batch_plan__adds_one_to_make_room(target_tokens, seq_len, world_size, largest_micro_batch, sequences):
+    per_rank = _up(target_tokens, seq_len * world_size)
+    grad_accum = per_rank // largest_micro_batch + 1
+    return _plan(_up(per_rank, grad_accum), grad_accum, world_size, seq_len, sequences)
+
+
+def batch_plan__adds_one_sequence(target_tokens, seq_len, world_size, largest_micro_batch, sequences):
+    per_rank = _up(target_tokens, seq_len * world_size)
+    grad_accum = _up(per_rank, largest_micro_batch)
+    micro_batch = min(largest_micro_batch, per_rank // grad_accum + 1)
+    return _plan(micro_batch, grad_accum, world_size, seq_len, sequences)
+
+
+def batch_plan__adds_one_to_the_quotient(target_tokens, seq_len, world_size, largest_micro_batch, sequences):
+    per_rank = target_tokens // (seq_len * world_size) + 1
+    grad_accum = _up(per_rank, largest_micro_batch)
+    return _plan(_up(per_rank, grad_accum), grad_accum, world_size, seq_len, sequences)
+
+
 def _summed_loss(model, batch, reduction="sum"):
     logits = model(batch["input_ids"])[:, :-1]
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction=reduction)
