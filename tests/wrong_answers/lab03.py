@@ -234,6 +234,43 @@ def micro_step_peaks__adds_the_largest_of_each(rest, gradients, micro_steps):
     return [max(rest) + gradients[-1]] * micro_steps
 
 
+def _later(rest, gradients, anew, micro_steps):
+    first = max(map(sum, zip(rest, gradients, strict=True)))
+    return [first] + [max(map(sum, zip(rest, anew, strict=True))) + gradients[-1]] * (micro_steps - 1)
+
+
+def micro_step_peaks__adds_a_gradient_one_moment_late(rest, gradients, micro_steps):
+    before = [0, 0, *gradients]
+    anew = [max(0, b - a) for a, b in zip(before, before[1:-1], strict=False)][: len(rest)]
+    return _later(rest, gradients, anew, micro_steps)
+
+
+def micro_step_peaks__adds_a_gradient_one_moment_early(rest, gradients, micro_steps):
+    after = [*gradients[1:], gradients[-1]]
+    anew = [max(0, b - a) for a, b in zip(gradients, after, strict=True)]
+    return _later(rest, gradients, anew, micro_steps)
+
+
+def micro_step_peaks__adds_the_largest_gradient_to_every_moment(rest, gradients, micro_steps):
+    largest = max(b - a for a, b in zip([0, *gradients], gradients, strict=False))
+    return _later(rest, gradients, [largest] * len(rest), micro_steps)
+
+
+def _between(peak_bytes, memory_bytes, fits, too_large):
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        fits, too_large = (middle, too_large) if peak_bytes(middle) <= memory_bytes else (fits, middle)
+    return fits
+
+
+def largest_micro_batch__takes_64_for_the_end(peak_bytes, memory_bytes):
+    return _between(peak_bytes, memory_bytes, 0, 65)
+
+
+def largest_micro_batch__wants_a_byte_left(peak_bytes, memory_bytes):
+    return _between(peak_bytes, memory_bytes - 1, 0, 1000)
+
+
 def largest_micro_batch__goes_up_one_by_one(peak_bytes, memory_bytes):
     micro_batch = 0
     while peak_bytes(micro_batch + 1) <= memory_bytes:
