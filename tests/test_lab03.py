@@ -184,7 +184,8 @@ def test_micro_batches_are_unequal_and_together_beyond_the_judges_cap(seed):
         assert (len(set(counts)) == 1) == (name == "equal counts")
         assert (0 in counts) == (name == "a micro-batch without labels")
     kept = [part["bytes_per_token"] * batch["input_ids"].numel() for batch in batches]
-    assert name == "many micro-batches" and max(kept) < MEMORY_BYTES / 8 and sum(kept) > MEMORY_BYTES
+    assert name == "many micro-batches" and max(kept) < MEMORY_BYTES / 4
+    assert sum(kept) > 4 * MEMORY_BYTES and sum(sorted(kept)[: len(kept) // 2]) > 1.9 * MEMORY_BYTES
 
 
 def test_the_full_batch_is_the_mean_over_all_targets():

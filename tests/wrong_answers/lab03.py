@@ -193,7 +193,12 @@ def accumulate__returns_the_last_loss(model, batches):
 
 def accumulate__memory_one_large_batch(model, batches):
     model.zero_grad()
-    whole = {key: torch.cat([batch[key] for batch in batches]) for key in ("input_ids", "labels")}
+    whole = {
+        key: torch.nn.utils.rnn.pad_sequence(
+            [row for batch in batches for row in batch[key]], batch_first=True, padding_value=filler
+        )
+        for key, filler in {"input_ids": 0, "labels": -100}.items()
+    }
     loss = _summed_loss(model, whole, "mean")
     loss.backward()
     return loss.item()
@@ -204,6 +209,57 @@ def accumulate__memory_one_backward_at_the_end(model, batches):
     loss = sum(_summed_loss(model, batch) for batch in batches) / sum(map(_targets, batches))
     loss.backward()
     return loss.item()
+
+
+def _right(model, batches):
+    count = sum(map(_targets, batches))
+    model.zero_grad()
+    mean = 0.0
+    for batch in batches:
+        loss = _summed_loss(model, batch) / count
+        loss.backward()
+        mean += loss.item()
+    return mean
+
+
+def accumulate__memory_one_backward_in_ten(model, batches):
+    count = sum(map(_targets, batches))
+    model.zero_grad()
+    mean = 0.0
+    for start in range(0, len(batches), 10):
+        loss = sum(_summed_loss(model, batch) for batch in batches[start : start + 10]) / count
+        loss.backward()
+        mean += loss.item()
+    return mean
+
+
+def accumulate__stacks_labels(model, batches):
+    assert int((torch.stack([batch["labels"] for batch in batches])[:, :, 1:] != -100).sum())
+    return _right(model, batches)
+
+
+def accumulate__takes_a_step(model, batches):
+    mean = _right(model, batches)
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    return mean
+
+
+def accumulate__leaves_the_model_in_eval(model, batches):
+    model.eval()
+    return _right(model, batches)
+
+
+def accumulate__freezes_the_weights(model, batches):
+    mean = _right(model, batches)
+    model.requires_grad_(False)
+    return mean
+
+
+def accumulate__overwrites_labels(model, batches):
+    mean = _right(model, batches)
+    for batch in batches:
+        batch["labels"][batch["labels"] == -100] = 0
+    return mean
 
 
 def micro_step_peaks__adds_all_gradients_to_the_first_peak(rest, gradients, micro_steps):
