@@ -118,7 +118,8 @@ def watch_parts(tracker: MemoryTracker, step) -> None:
     tracker.watch("parameters", step.model.parameters())
     tracker.watch("buffers", [*step.model.buffers(), *step.batch.values()])
     if step.run.model.tie_word_embeddings and step.run.precision in AUTOCAST_DTYPE:
-        tracker.sums_in_place(step.model.lm_head.weight)  # autocast's gradient of the head is a copy of its own
+        model = getattr(step.model, "module", step.model)  # DDP's wrapper has it inside
+        tracker.sums_in_place(model.lm_head.weight)  # autocast's gradient of the head is a copy of its own
     for parameter in step.model.parameters():
         parameter.register_hook(lambda gradient: tracker.watch("gradients", [gradient]))
 

@@ -6,7 +6,7 @@ from labs_utils.answer import PHASES, Answer
 from labs_utils.device import Device, find_device
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import SymbolicStep
-from labs_utils.symbolic_zero import distributed_step, why_not_covered
+from labs_utils.symbolic_zero import distributed_step, telling_ranks, why_not_covered
 from labs_utils.timeline import Timeline
 from labs_utils.zero_config import why_not_distributed
 
@@ -31,8 +31,18 @@ def estimate(run: Run, device: Device | str | None = None) -> Answer:
 
 
 def estimate_timeline(run: Run, device: Device) -> Timeline:
-    """Every storage of a warm step and of the step after it; phases as in `labs_utils.answer.PHASES`."""
-    step = SymbolicStep(run, device) if run.engine == "torch" else distributed_step(run, device)
+    """Every storage of a warm step and of the step after it; phases as in `labs_utils.answer.PHASES`.
+
+    Of several ranks it is that of the one with the largest peak.
+    """
+    if run.engine == "torch":
+        return step_timeline(SymbolicStep(run, device))
+    timelines = [step_timeline(distributed_step(run, device, rank)) for rank in telling_ranks(run)]
+    return max(timelines, key=lambda timeline: timeline.peak().live_bytes)
+
+
+def step_timeline(step: SymbolicStep) -> Timeline:
+    """Every storage of a warm step and of the step after it."""
     step("warm ")
     step()
     step.tape.phase = "after"

@@ -6,6 +6,7 @@ Files named here lie under deepspeed/runtime.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from labs_utils.allocator import round_up
@@ -17,7 +18,9 @@ from labs_utils.symbolic_operators import FP32_BYTES
 
 NORM_BYTES = 8  # zero/utils.py, `get_norm_dtype`: fp64
 BUCKET_ELEMENTS = 500_000_000  # zero/config.py, `reduce_bucket_size`
-COVERED_KEYS = {"reduce_bucket_size", "allgather_bucket_size", "overlap_comm"}
+SIZE_KEYS = {"reduce_bucket_size", "allgather_bucket_size"}
+LARGEST_ELEMENTS = 2**40
+ALL_RANKS = 4
 ALLREDUCE_ELEMENTS = 500_000_000  # engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`
 
 
@@ -73,8 +76,8 @@ class ZeroStep(SymbolicStep):
     part; stage 1 does so at the end of the last micro-step.
     """
 
-    def __init__(self, run: Run, device: Device = CPU, rank: int | None = None):
-        self.rank = rank
+    def __init__(self, run: Run, device: Device = CPU, rank: int = 0):
+        self.rank, self.reduces_on_arrival = rank, False
         self.buckets: list[Tensor] = []
         self.in_bucket: list[Tensor] = []
         self.owned: Storage | None = None
@@ -86,32 +89,25 @@ class ZeroStep(SymbolicStep):
         self.bucket_elements = int(self.run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
         elements = round_up(sum(parameter.elements for parameter in self.parameters), 2 * self.run.world_size)
         self.part_elements = elements // self.run.world_size
-        ranks = range(self.run.world_size) if self.rank is None else [self.rank]
-        self.mine = max(map(self.part_of, ranks), key=lambda mine: sum(p.elements for p, _ in mine.values()))
+        self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.part_elements))
+        shares = ((p, dict(self.spans[id(p)]).get(self.rank)) for p in self.parameters)
+        self.mine = {id(parameter): (parameter, elements) for parameter, elements in shares if elements}
         flat = self.tape.new(elements, self.itemsize, "flatten", "parameters")
         for parameter in self.parameters:
             parameter.storage = flat.storage
             parameter.node.hook = partial(self.on_gradient, parameter)
         self.master = self.tape.new(self.part_elements, FP32_BYTES, "master", "optimizer_states")
 
-    def part_of(self, rank: int) -> dict[int, tuple[Tensor, int]]:
-        """The parameters of which a rank has a part, by `id`, with the elements in it."""
-        position, start, mine = 0, rank * self.part_elements, {}
-        for parameter in self.parameters:
-            end = position + parameter.elements
-            shared = min(end, start + self.part_elements) - max(position, start)
-            if shared > 0:
-                mine[id(parameter)] = parameter, shared
-            position = end
-        return mine
+    def begin_backward(self, is_last: bool) -> None:
+        """`process_gradients`: stage 2 reduces always, stage 1 in the last micro-step, and on arrival with overlap."""
+        self.reduces_on_arrival = self.run.zero_stage == 2 or bool(is_last and self.run.zero.get("overlap_comm"))
 
     def end_of_backward(self, is_last: bool) -> None:
         """`reduce_gradients` and `independent_gradient_partition_epilogue`."""
         if self.run.zero_stage == 1 and not is_last:
             return
-        if self.run.zero_stage == 1:
-            for parameter in self.parameters:
-                self.reduce(parameter)
+        for parameter in () if self.reduces_on_arrival else self.parameters:
+            self.reduce(parameter)
         self.flush()
         found = {key: parameter.node.gradient for key, (parameter, _) in self.mine.items()}
         self.averaged = self.averaged or found  # else the new ones are added to them in place
@@ -120,11 +116,11 @@ class ZeroStep(SymbolicStep):
         self.buckets, self.owned = [], None
 
     def on_gradient(self, parameter: Tensor) -> None:
-        """`process_gradients`: make the buckets with the first gradient; at stage 2 reduce each."""
+        """`process_gradients`: make the buckets with the first gradient; reduce each, unless that is for later."""
         if not self.buckets:
             sizes = [self.bucket_elements] * (2 if self.run.zero.get("overlap_comm") else 1)
             self.buckets = [self.tape.new(size, self.itemsize, "bucket", "buffers") for size in sizes]
-        if self.run.zero_stage == 2:
+        if self.reduces_on_arrival:
             self.reduce(parameter)
 
     def reduce(self, parameter: Tensor) -> None:
@@ -137,15 +133,30 @@ class ZeroStep(SymbolicStep):
         self.in_bucket.append(parameter)
 
     def flush(self) -> None:
-        """`reduce_ipg_grads`: all-reduce a flat copy of the bucket, then keep this rank's part of it."""
-        sent = self.tape.new(sum(parameter.elements for parameter in self.in_bucket), self.itemsize, "all_reduce")
-        del sent
+        """`reduce_ipg_grads`: all-reduce the bucket, then keep this rank's part of it."""
+        for slices in self._sent():
+            if len(slices) > 1:  # a single tensor is flat already
+                flat = self.tape.new(sum(slices), self.itemsize, "all_reduce")
+                del flat
         for parameter in self.in_bucket:
             if id(parameter) in self.mine:
                 parameter.node.gradient = self._kept(parameter)
             elif self.run.zero_stage == 2:
                 parameter.node.gradient = None
         self.in_bucket = []
+
+    def _sent(self) -> list[list[int]]:
+        """`average_tensor`, `allreduce_and_scatter`: the bucket's slices by rank, sent together up to its size."""
+        merged: list[tuple[int, int]] = []
+        for rank, elements in (span for parameter in self.in_bucket for span in self.spans[id(parameter)]):
+            before = merged.pop()[1] if merged and merged[-1][0] == rank else 0
+            merged.append((rank, before + elements))
+        sent: list[list[int]] = [[]]
+        for _, elements in merged:
+            sent[-1].append(elements)
+            if sum(sent[-1]) > self.bucket_elements:
+                sent.append([])
+        return sent
 
     def _kept(self, parameter: Tensor) -> Tensor:
         """`copy_grads_in_partition`: whole gradients of all parameters that this rank has a part of, in one tensor."""
@@ -167,20 +178,55 @@ class ZeroStep(SymbolicStep):
         del gradient
 
 
+def spans(sizes: list[tuple[int, int]], part_elements: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """For each (key, elements) laid end to end: the ranks in whose parts it lies, with the elements in each."""
+    position = 0
+    for key, elements in sizes:
+        end, found = position + elements, []
+        while position < end:
+            rank = position // part_elements
+            share = min(end, (rank + 1) * part_elements) - position
+            found.append((rank, share))
+            position += share
+        yield key, found
+
+
 def why_not_covered(run: Run) -> str | None:
     """Why these steps don't cover a run of several ranks; None if they do."""
     if run.zero_stage == 3:
         return "ZeRO stage 3 isn't estimated yet; stages 0 to 2 are"
     if run.offload != "none":
         return f"offload {run.offload!r} isn't estimated yet; 'none' is"
-    unknown = sorted(key for key in run.zero.keys() - COVERED_KEYS if not key.startswith("stage3_"))
-    return f"zero key {unknown[0]!r} isn't estimated yet; {', '.join(sorted(COVERED_KEYS))} are" if unknown else None
+    for key, value in run.zero.items():
+        if key == "overlap_comm" and type(value) is bool:
+            continue
+        if key not in SIZE_KEYS | {"overlap_comm"} and not key.startswith("stage3_"):
+            return f"zero key {key!r} isn't estimated yet; {', '.join(sorted(SIZE_KEYS))} and overlap_comm are"
+        if key == "overlap_comm" or not is_size(value, least=0 if key.startswith("stage3_") else 1):
+            kind = "true or false" if key == "overlap_comm" else "a whole number of elements"
+            return f"zero key {key!r} must be {kind}, not {str(value)[:40]!r}"
+    return None
 
 
-def distributed_step(run: Run, device: Device, rank: int | None = None) -> SymbolicStep:
-    """The run's step on one of several ranks; without a `rank` on the one that holds the most."""
+def is_size(value, least: int) -> bool:
+    """Whether a value is a whole number of elements that a model could have."""
+    return type(value) in (int, float) and least <= value <= LARGEST_ELEMENTS and value == int(value)
+
+
+def distributed_step(run: Run, device: Device, rank: int = 0) -> SymbolicStep:
+    """The run's step on one of several ranks."""
     if run.engine == "ddp":
         return DdpStep(run, device)
     if run.zero_stage == 0:
         return (MasterStep if run.precision.endswith("-master") else AllReduceStep)(run, device)
     return ZeroStep(run, device, rank)
+
+
+def telling_ranks(run: Run) -> list[int]:
+    """Ranks one of which has the largest peak: all of a few; of many, those at the ends of the largest parameters."""
+    if run.engine == "ddp" or run.zero_stage == 0:
+        return [0]
+    if run.world_size <= ALL_RANKS:
+        return list(range(run.world_size))
+    embedding_end = run.model.embedding_parameters * run.world_size // run.model.parameters
+    return sorted({0, embedding_end, run.world_size - 1 - embedding_end, run.world_size - 1})

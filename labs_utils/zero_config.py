@@ -11,6 +11,8 @@ from pathlib import Path
 from labs_utils.device import DATA
 from labs_utils.run import Run
 
+OWN_FIELDS = {"stage": "zero_stage", "offload_optimizer": "offload", "offload_param": "offload"}
+
 
 def config_file(run: Run) -> Path:
     """The file for a run's stage and offload; it isn't there where DeepSpeed has no such combination."""
@@ -63,6 +65,8 @@ def why_not_deepspeed(run: Run) -> str | None:
         return f"DeepSpeed keeps an fp32 master copy: take precision 'bf16-master' or 'fp32', not {run.precision!r}"
     if run.optimizer in ("none", "adamw-8bit"):
         return f"optimizer {run.optimizer!r} with DeepSpeed isn't covered yet; 'adamw' is"
+    if own := OWN_FIELDS.keys() & run.zero.keys():
+        return f"zero key {min(own)!r} is a field of the run; take {OWN_FIELDS[min(own)]!r}"
     if not config_file(run).exists():
         return f"DeepSpeed has no offload {run.offload!r} at stage {run.zero_stage}: parameters need 3, the optimizer 1"
     return None

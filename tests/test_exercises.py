@@ -9,7 +9,8 @@ import pytest
 from toy.exercises import lab90
 
 from labs_utils.exercises import check, close, find, grade
-from labs_utils.exercises.grading import forbidden_uses
+from labs_utils.exercises.contract import Exercise
+from labs_utils.exercises.grading import _report, forbidden_uses
 from labs_utils.exercises.plain import NotPlain, load, plain, save
 
 TOY = "toy.exercises"
@@ -231,6 +232,7 @@ def test_close_wants_the_same_shape_and_dtype_before_the_same_values():
     assert close(None, truth.astype(np.float32), truth) == (0.0, "expected dtype float64, got float32")
     assert close(None, truth[None], truth) == (0.0, "expected shape (2,), got (1, 2)")
     assert close(None, [1.0, 2.0], truth) == (0.0, "expected a numpy.ndarray, got a list")
+    assert close(None, "2", 2) == (0.0, "expected an int, got a str")
     assert close(None, truth + [0, 0.5], truth, rel=0.1)[1] == "1 of 2 values differ; at [1] expected 2, got 2.5"
     assert close(None, truth + [0, 0.5], truth, rel=0.3)[0] == 1
     assert close(None, truth * np.nan, truth * np.nan)[0] == 0
@@ -274,3 +276,27 @@ def test_files_that_are_links_or_too_large_are_not_read(tmp_path):
     for name in ("link", "endless", "large", "missing"):
         with pytest.raises((OSError, ValueError)):
             load(tmp_path / name)
+
+
+def doubled(**changes):
+    """An exercise with named parts, whose `call` does arithmetic with what the function returns."""
+    parts = {
+        "draw": lambda rng: {"small": 1, "large": 10**6},
+        "call": lambda fn, case: {name: fn(value) + 0 for name, value in case.items()},
+        "truth": lambda case: {name: 2 * value for name, value in case.items()},
+        "compare": close,
+    }
+    return Exercise(id="lab90.doubled", points=1, **{**parts, **changes})
+
+
+def test_a_forgotten_return_is_named():
+    namespace = {}
+    exec("def forgetful(value): pass", namespace)  # in a file of its own, as a notebook's cell is
+    result = grade(doubled(), namespace["forgetful"], np.random.default_rng(0))
+    assert result.outcome == "crash" and "your function returned None: is a `return` missing?" in result.message
+
+
+def test_the_case_that_is_shown_is_the_part_that_failed():
+    exercise = doubled()
+    result = grade(exercise, lambda value: 2 if value == 1 else 0, np.random.default_rng(0))
+    assert "the case: large = 1000000" in _report(exercise, result)

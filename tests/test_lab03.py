@@ -162,9 +162,15 @@ def test_the_peaks_of_micro_steps_tell_right_from_wrong_on_every_case(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_plan_needs_rounding_up_and_not_always_the_largest_micro_batch(seed):
     plans = lab03.draw_plans(np.random.default_rng(seed))
-    for plan in plans.values():
+    for name, plan in plans.items():
         per_rank = plan["target_tokens"] / plan["seq_len"] / plan["world_size"]
-        assert per_rank % 1 and lab03.searched_plan(plan)["micro_batch"] <= plan["largest_micro_batch"]
+        found = lab03.searched_plan(plan)
+        assert found["micro_batch"] <= plan["largest_micro_batch"]
+        assert bool(per_rank % 1) == (found["tokens_per_step"] > plan["target_tokens"])
+        assert bool(per_rank % 1) == (name not in ("full micro-steps", "even micro-steps"))
+    full, even = plans["full micro-steps"], plans["even micro-steps"]
+    assert lab03.searched_plan(full)["micro_batch"] == full["largest_micro_batch"]
+    assert lab03.searched_plan(even)["micro_batch"] < even["largest_micro_batch"]
     few = plans["a few micro-steps"]
     assert lab03.searched_plan(few)["micro_batch"] < few["largest_micro_batch"]
 
@@ -178,7 +184,8 @@ def test_micro_batches_are_unequal_and_together_beyond_the_judges_cap(seed):
         assert (len(set(counts)) == 1) == (name == "equal counts")
         assert (0 in counts) == (name == "a micro-batch without labels")
     kept = [part["bytes_per_token"] * batch["input_ids"].numel() for batch in batches]
-    assert name == "many micro-batches" and max(kept) < MEMORY_BYTES / 8 and sum(kept) > MEMORY_BYTES
+    assert name == "many micro-batches" and max(kept) < MEMORY_BYTES / 4
+    assert sum(kept) > 4 * MEMORY_BYTES and sum(sorted(kept)[: len(kept) // 2]) > 1.9 * MEMORY_BYTES
 
 
 def test_the_full_batch_is_the_mean_over_all_targets():
@@ -197,3 +204,20 @@ def test_the_largest_micro_batch_starts_on_a_plateau():
         part = lab03.draw_searches(np.random.default_rng(seed))["many fit"]
         one, two, many, more = (lab03.peak_bytes(part["run"], n) for n in (1, 2, 100, 101))
         assert two - one < (more - many) / 2
+
+
+@pytest.mark.parametrize("exercise_id", ["lab03.micro_step_peaks", "lab03.largest_micro_batch"])
+def test_gradients_that_were_turned_off_do_not_matter(exercise_id):
+    lab03.measured.cache_clear()
+    lab03.estimated_bytes.cache_clear()
+    solved = function(exercise_id, SOLUTIONS[exercise_id])
+    with torch.no_grad():
+        assert grade(find(exercise_id), solved, np.random.default_rng(0), cases=1).score == 1
+
+
+def test_a_micro_batch_may_be_numpys():
+    part = lab03.draw_search(np.random.default_rng(0), 1)
+    assert lab03.searched(lambda peak_bytes, memory_bytes: peak_bytes(np.int64(1)) <= memory_bytes, part) == {
+        "micro_batch": True,
+        "calls": 1,
+    }

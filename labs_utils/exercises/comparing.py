@@ -77,4 +77,5 @@ def _number(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
+    name = f"{type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

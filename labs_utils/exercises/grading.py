@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import textwrap
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,17 @@ def _report(exercise: Exercise, result: Result) -> str:
     """The lines a student reads: outcome, first failing case, a further hint at each failure, flags."""
     lines = [f"{exercise.id}: {result.outcome}. {result.message}"]
     if result.case is not None:
-        lines.append(f"  the case: {_brief(result.case)}")
+        lines.append(f"  the case: {_brief(_told(result.case, result.message))}")
     if exercise.hints and result.score < 1 and result.outcome != "not attempted":
         lines.append(f"  hint: {exercise.hints[min(_failed_checks[exercise.id], len(exercise.hints) - 1)]}")
         _failed_checks[exercise.id] += 1
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])
+
+
+def _told(case: Any, message: str) -> Any:
+    """The part of a case that the message names, as in "Case 1 of 4: short sequence: …"; else the whole case."""
+    names = [name for name in case if f": {name}: " in message] if isinstance(case, dict) else []
+    return {name: case[name] for name in names[:1]} or case
 
 
 def _brief(case: Any) -> str:
@@ -81,15 +88,26 @@ def draw_cases(exercise: Exercise, rng: np.random.Generator, cases: int) -> list
 
 def attempt(exercise: Exercise, fn: Callable, case: Any) -> Attempt:
     """Call a student's function beside `call`; whatever it raises is an outcome, except `KeyboardInterrupt`."""
+    gave_nothing = []
+
+    @functools.wraps(fn)
+    def watched(*args, **kwargs):
+        answer = fn(*args, **kwargs)
+        gave_nothing.append(answer is None)
+        return answer
+
     try:
-        return Attempt("answered", plain(exercise.call(fn, case)))
+        return Attempt("answered", plain(exercise.call(watched if callable(fn) else fn, case)))
     except KeyboardInterrupt:
         raise
     except NotPlain as error:
         return Attempt("wrong", message=f"your function returned something else: {error}.")
     except BaseException as error:  # SystemExit too: it is the student's, not ours
         code = getattr(inspect.unwrap(fn), "__code__", None)
-        return failure(error, code.co_filename if code else "")
+        tried = failure(error, code.co_filename if code else "")
+        if gave_nothing[-1:] == [True] and "of your code" not in tried.message:  # it had returned when this was raised
+            return replace(tried, message=f"your function returned None: is a `return` missing? ({tried.message})")
+        return tried
 
 
 def failure(error: BaseException, filename: str) -> Attempt:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from labs_utils.device import CPU
@@ -27,15 +28,32 @@ from labs_utils.training import IGNORED_LABEL, TrainingStep
 GRADIENT_TOLERANCE = 1e-5  # of the gradient's length: all is in fp64, unless a student computes the loss in fp32
 PEAK_TOLERANCE = 0.005  # tensors of a few bytes that come and go beside a gradient
 MOST_CALLS = 20
+UNESTIMATED_BYTES = 64  # tensors of one number, which a measured peak has and an estimated one hasn't
 PLAN_KEYS = ("target_tokens", "seq_len", "world_size", "largest_micro_batch", "sequences")
 
 
 def draw_plans(rng) -> dict:
-    """Batches that don't divide evenly: one fits a single micro-step, one needs a few, one needs many."""
+    """Batches that need one micro-step, a few and many; two divide evenly, one of them into the largest micro-batch."""
     return {
         "one micro-step": draw_plan(rng, accumulation=1),
         "a few micro-steps": draw_plan(rng, accumulation=int(rng.integers(2, 6))),
         "many micro-steps": draw_plan(rng, accumulation=int(rng.integers(12, 40))),
+        "full micro-steps": draw_even_plan(rng, spare=0),
+        "even micro-steps": draw_even_plan(rng, spare=1),
+    }
+
+
+def draw_even_plan(rng, spare: int) -> dict:
+    """A target that a plan reaches exactly, with micro-batches of so many sequences less than the largest."""
+    world_size, seq_len = 2 ** int(rng.integers(1, 6)), 512 * int(rng.integers(2, 9))
+    micro_batch, accumulation = int(rng.integers(9, 20)), int(rng.integers(2, 8))
+    sequences = micro_batch * accumulation * world_size
+    return {
+        "target_tokens": sequences * seq_len,
+        "seq_len": seq_len,
+        "world_size": world_size,
+        "largest_micro_batch": micro_batch + spare,
+        "sequences": sequences * int(rng.integers(20, 200)),
     }
 
 
@@ -128,7 +146,7 @@ class SmallModel(torch.nn.Module):
 
 
 def draw_accumulations(rng) -> dict:
-    """Batches cut into micro-batches, by the targets of each row; the last keeps 600 MiB where 512 are allowed."""
+    """Batches cut into micro-batches, by the targets of each row; the last keeps 2 GiB where 512 MiB are allowed."""
     unequal = [int(n) for n in rng.permutation([2, 3, 5, 8, 13])]
     many = [int(n) for n in rng.permutation([*range(1, 14), *range(3, 10)])]
     batches = {
@@ -136,21 +154,22 @@ def draw_accumulations(rng) -> dict:
         "unequal counts": {"targets": unequal},
         "a micro-batch without labels": {"targets": [*unequal[:2], 0, *unequal[2:]]},
         "gradients left from before": {"targets": unequal, "leftover": 1.0},
-        "many micro-batches": {"targets": many, "bytes_per_token": 2**20},
+        "many micro-batches": {"targets": many, "bytes_per_token": 7 * 2**19},
     }
     defaults = {"leftover": 0.0, "bytes_per_token": 0}
     return {name: {"seed": int(rng.integers(2**31)), **defaults, **batch} for name, batch in batches.items()}
 
 
 def model_and_batches(part: dict) -> tuple[SmallModel, list[dict[str, torch.Tensor]]]:
-    """The model in fp64, and micro-batches of two rows; some use fewer words than others, and are easier."""
+    """The model in fp64, and micro-batches of two rows, not all as long; some use fewer words, and are easier."""
     generator = torch.Generator().manual_seed(part["seed"])
     model = SmallModel(bytes_per_token=part["bytes_per_token"]).double()
     for weight in model.parameters():
         weight.data = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * weight.shape[-1] ** -0.5
     batches = []
-    for targets in part["targets"]:
-        ids = torch.randint(64 // (1 + targets % 3), (2, max(part["targets"]) + 2), generator=generator)
+    for number, targets in enumerate(part["targets"]):
+        tokens = max(part["targets"]) + 2 + number % 3
+        ids = torch.randint(64 // (1 + targets % 3), (2, tokens), generator=generator)
         labels = ids.clone()
         labels[:, targets + 1 :] = IGNORED_LABEL
         labels[0, 1 if targets > 1 else 0] = IGNORED_LABEL  # a word of a prompt
@@ -166,20 +185,51 @@ def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
 
 
 def accumulated(function: Callable, part: dict) -> dict:
-    """What `function(model, batches)` leaves in the gradients, and what it returns."""
+    """What `function(model, batches)` leaves in the gradients, what it returns, and what else it changes."""
     model, batches = model_and_batches(part)
+    before = state_of(model, batches)
     if part["leftover"]:
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, part["leftover"])
     with torch.enable_grad():
-        loss = function(model, batches)
-    return {"gradient": flat_gradient(model), "loss": float(loss)}
+        loss = function(model, list(batches))
+    after = state_of(model, batches)
+    changed = [name for name in before if not same(before[name], after[name])]
+    return {"gradient": flat_gradient(model), "loss": float(loss), "changed": changed}
+
+
+def state_of(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> dict[str, list]:
+    """What has to be afterwards as it was before, in copies."""
+    return {
+        "weights": [weight.detach().clone() for weight in model.parameters()],
+        "requires_grad": [weight.requires_grad for weight in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "batches": [copy(batch.get(key)) for batch in batches for key in ("input_ids", "labels")],
+    }
+
+
+def copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(one: list, other: list) -> bool:
+    """Whether two lists are equal, tensors to the last bit."""
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b for a, b in pairs
+    )
 
 
 def full_batch(model: torch.nn.Module, batches: list[dict]) -> float:
     """The mean loss over all targets of all rows, and its gradient, by torch's own mean in one piece."""
     model.zero_grad()
-    ids, labels = (torch.cat([batch[key] for batch in batches]) for key in ("input_ids", "labels"))
+    fillers = {"input_ids": 0, "labels": IGNORED_LABEL}
+    ids, labels = (
+        pad_sequence([row for batch in batches for row in batch[key]], batch_first=True, padding_value=filler)
+        for key, filler in fillers.items()
+    )
     has_target = labels != IGNORED_LABEL
     has_target[:, 0] = False
     places = has_target.nonzero()
@@ -190,9 +240,11 @@ def full_batch(model: torch.nn.Module, batches: list[dict]) -> float:
 
 
 def compare_gradient(got: Any, expected: dict) -> tuple[float, str]:
-    """Three quarters for the gradient, a quarter for the loss."""
+    """Three quarters for the gradient, a quarter for the loss; nothing where anything else is changed."""
     if type(got) is not dict or got["gradient"].shape != expected["gradient"].shape:
         return close(None, got, expected)
+    if got["changed"]:
+        return 0.0, f"only .grad is to change; these did too: {', '.join(got['changed'])}"
     gradient, truth = got["gradient"], expected["gradient"]
     score, sentence = 1.0, "as expected"
     if not (gradient - truth).norm() <= GRADIENT_TOLERANCE * truth.norm():
@@ -232,7 +284,7 @@ accumulate = Exercise(
 def measured(run_json: str) -> Timeline:
     """A run's step on this CPU: its micro-steps are the phases "0", "1", and so on, and "optimizer" comes last."""
     run, tracker = Run.parse(loads(run_json)), MemoryTracker()
-    with tracker:
+    with torch.enable_grad(), tracker:  # a student's code may have turned gradients off
         step = TrainingStep(run, "cpu")
         watch_parts(tracker, step)
         warm_up(step, tracker, CPU, 1)
@@ -246,7 +298,7 @@ def measured(run_json: str) -> Timeline:
 
 
 def draw_runs(rng) -> dict:
-    """The recordings of three runs: many activations; few, so that gradients decide; a checkpointed one."""
+    """Recordings of three runs: many activations; few, so that gradients decide; a checkpointed one. One made up."""
     long, checkpointed = draw_width(rng), draw_width(rng)
     long_len, checkpointed_len = (int(width * rng.uniform(3, 6)) for width in (long, checkpointed))
     vocab_size, checkpointed_vocab = 1000 * int(rng.integers(5, 9)), checkpointed * int(rng.integers(2, 5))
@@ -256,7 +308,21 @@ def draw_runs(rng) -> dict:
         "checkpointed": draw_run(
             rng, checkpointed, vocab_size=checkpointed_vocab, seq_len=checkpointed_len, checkpointing="full"
         ),
+        "sharp moments": draw_sharp(rng),
     }
+
+
+def draw_sharp(rng) -> dict:
+    """A recording that no run made: the moments at which gradients are made stand out from those around them.
+
+    The larger the gradient, the less there is of everything else.
+    """
+    made = [1000 * int(n) + int(rng.integers(1000)) for n in rng.permutation([100, 130, 160, 190, 220])]
+    rest, gradients = [int(rng.integers(100_000, 300_000))], [0]
+    for anew in made:
+        rest += [int(rng.integers(900_000, 920_000)) - anew // 2, int(rng.integers(100_000, 300_000))]
+        gradients += [gradients[-1] + anew, gradients[-1] + anew]
+    return {"run": {"grad_accum": int(rng.integers(3, 6))}, "gradients": gradients, "rest": rest}
 
 
 def draw_width(rng) -> int:
@@ -273,9 +339,25 @@ def draw_run(rng, width: int, vocab_size: int, **settings) -> dict:
     return {"run": run, "gradients": gradients, "rest": rest}
 
 
-def micro_step_peaks_of(run: dict) -> list[int]:
+def micro_step_peaks_of(part: dict) -> list[int]:
+    run = part["run"]
+    if "model" not in run:
+        return simulated_peaks(part)
     timeline = measured(dumps(run))
     return [timeline.peak(str(number)).live_bytes for number in range(run["grad_accum"])]
+
+
+def simulated_peaks(part: dict) -> list[int]:
+    """What is in use moment by moment: a gradient that is made is the first, or is there beside the sum of others."""
+    held, peaks = 0, []
+    for number in range(part["run"]["grad_accum"]):
+        in_use, made = [], 0
+        for rest, all_made in zip(part["rest"], part["gradients"], strict=True):
+            anew, made = all_made - made, all_made
+            in_use.append(rest + held + anew)
+            held += anew if number == 0 else 0
+        peaks.append(max(in_use))
+    return peaks
 
 
 def compare_peaks(got: Any, expected: list) -> tuple[float, str]:
@@ -299,7 +381,7 @@ micro_step_peaks = Exercise(
     call=lambda fn, case: {
         name: fn(part["rest"], part["gradients"], part["run"]["grad_accum"]) for name, part in case.items()
     },
-    truth=lambda case: {name: micro_step_peaks_of(part["run"]) for name, part in case.items()},
+    truth=lambda case: {name: micro_step_peaks_of(part) for name, part in case.items()},
     compare=partial(compare_each, compare_peaks),
     hints=(
         "Go moment by moment: what would be in use then in the second micro-step? Then take the largest.",
@@ -311,9 +393,9 @@ micro_step_peaks = Exercise(
 
 
 def draw_searches(rng) -> dict:
-    """A device that many sequences fit on, one that just one fits on, and one that is too small for any."""
+    """A device that many sequences fit on to the last byte, one that just one fits on, and one too small for any."""
     return {
-        "many fit": draw_search(rng, int(rng.integers(25, 45))),
+        "many fit": draw_search(rng, int(rng.integers(65, 110))),
         "one fits": draw_search(rng, 1),
         "none fits": draw_search(rng, 0),
     }
@@ -327,7 +409,7 @@ def draw_search(rng, fits: int) -> dict:
     settings = {"model": {**model, "num_attention_heads": 4, "vocab_size": vocab_size}}
     settings["seq_len"] = 2 * int(rng.integers(2, 6)) if fits > 1 else 96
     enough = peak_bytes(settings, fits) if fits else 0
-    spare = rng.uniform(0.2, 0.8) * (peak_bytes(settings, fits + 1) - enough)
+    spare = 0 if fits > 1 else rng.uniform(0.2, 0.8) * (peak_bytes(settings, fits + 1) - enough)
     return {"run": settings, "memory_bytes": int(enough + spare)}
 
 
@@ -338,7 +420,8 @@ def peak_bytes(settings: dict, micro_batch: int) -> int:
 
 @cache
 def estimated_bytes(run_json: str) -> int:
-    return estimate(Run.parse(loads(run_json)), CPU).peak_bytes
+    with torch.enable_grad():
+        return estimate(Run.parse(loads(run_json)), CPU).peak_bytes
 
 
 def searched(function: Callable, part: dict) -> dict:
@@ -347,7 +430,7 @@ def searched(function: Callable, part: dict) -> dict:
 
     def counted(micro_batch: int) -> int:
         tried.append(micro_batch)
-        return peak_bytes(part["run"], micro_batch)
+        return peak_bytes(part["run"], int(micro_batch))
 
     return {"micro_batch": function(counted, part["memory_bytes"]), "calls": len(tried)}
 
@@ -364,7 +447,7 @@ def largest_that_fits(part: dict) -> int:
 
 def fits(part: dict, micro_batch: int) -> bool:
     timeline = measured(dumps({**part["run"], "micro_batch": micro_batch}))
-    return timeline.peak("0", "optimizer").live_bytes <= part["memory_bytes"]
+    return timeline.peak("0", "optimizer").live_bytes <= part["memory_bytes"] + UNESTIMATED_BYTES
 
 
 def compare_search(got: dict, expected: int) -> tuple[float, str]:

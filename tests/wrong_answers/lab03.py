@@ -55,6 +55,25 @@ def batch_plan__reports_the_target(target_tokens, seq_len, world_size, largest_m
     return {**plan, "tokens_per_step": target_tokens, "steps": sequences * seq_len // target_tokens}
 
 
+def batch_plan__adds_one_to_make_room(target_tokens, seq_len, world_size, largest_micro_batch, sequences):
+    per_rank = _up(target_tokens, seq_len * world_size)
+    grad_accum = per_rank // largest_micro_batch + 1
+    return _plan(_up(per_rank, grad_accum), grad_accum, world_size, seq_len, sequences)
+
+
+def batch_plan__adds_one_sequence(target_tokens, seq_len, world_size, largest_micro_batch, sequences):
+    per_rank = _up(target_tokens, seq_len * world_size)
+    grad_accum = _up(per_rank, largest_micro_batch)
+    micro_batch = min(largest_micro_batch, per_rank // grad_accum + 1)
+    return _plan(micro_batch, grad_accum, world_size, seq_len, sequences)
+
+
+def batch_plan__adds_one_to_the_quotient(target_tokens, seq_len, world_size, largest_micro_batch, sequences):
+    per_rank = target_tokens // (seq_len * world_size) + 1
+    grad_accum = _up(per_rank, largest_micro_batch)
+    return _plan(_up(per_rank, grad_accum), grad_accum, world_size, seq_len, sequences)
+
+
 def _summed_loss(model, batch, reduction="sum"):
     logits = model(batch["input_ids"])[:, :-1]
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction=reduction)
@@ -174,7 +193,12 @@ def accumulate__returns_the_last_loss(model, batches):
 
 def accumulate__memory_one_large_batch(model, batches):
     model.zero_grad()
-    whole = {key: torch.cat([batch[key] for batch in batches]) for key in ("input_ids", "labels")}
+    whole = {
+        key: torch.nn.utils.rnn.pad_sequence(
+            [row for batch in batches for row in batch[key]], batch_first=True, padding_value=filler
+        )
+        for key, filler in {"input_ids": 0, "labels": -100}.items()
+    }
     loss = _summed_loss(model, whole, "mean")
     loss.backward()
     return loss.item()
@@ -185,6 +209,57 @@ def accumulate__memory_one_backward_at_the_end(model, batches):
     loss = sum(_summed_loss(model, batch) for batch in batches) / sum(map(_targets, batches))
     loss.backward()
     return loss.item()
+
+
+def _right(model, batches):
+    count = sum(map(_targets, batches))
+    model.zero_grad()
+    mean = 0.0
+    for batch in batches:
+        loss = _summed_loss(model, batch) / count
+        loss.backward()
+        mean += loss.item()
+    return mean
+
+
+def accumulate__memory_one_backward_in_ten(model, batches):
+    count = sum(map(_targets, batches))
+    model.zero_grad()
+    mean = 0.0
+    for start in range(0, len(batches), 10):
+        loss = sum(_summed_loss(model, batch) for batch in batches[start : start + 10]) / count
+        loss.backward()
+        mean += loss.item()
+    return mean
+
+
+def accumulate__stacks_labels(model, batches):
+    assert int((torch.stack([batch["labels"] for batch in batches])[:, :, 1:] != -100).sum())
+    return _right(model, batches)
+
+
+def accumulate__takes_a_step(model, batches):
+    mean = _right(model, batches)
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    return mean
+
+
+def accumulate__leaves_the_model_in_eval(model, batches):
+    model.eval()
+    return _right(model, batches)
+
+
+def accumulate__freezes_the_weights(model, batches):
+    mean = _right(model, batches)
+    model.requires_grad_(False)
+    return mean
+
+
+def accumulate__overwrites_labels(model, batches):
+    mean = _right(model, batches)
+    for batch in batches:
+        batch["labels"][batch["labels"] == -100] = 0
+    return mean
 
 
 def micro_step_peaks__adds_all_gradients_to_the_first_peak(rest, gradients, micro_steps):
@@ -213,6 +288,43 @@ def micro_step_peaks__keeps_two_sets_of_gradients(rest, gradients, micro_steps):
 
 def micro_step_peaks__adds_the_largest_of_each(rest, gradients, micro_steps):
     return [max(rest) + gradients[-1]] * micro_steps
+
+
+def _later(rest, gradients, anew, micro_steps):
+    first = max(map(sum, zip(rest, gradients, strict=True)))
+    return [first] + [max(map(sum, zip(rest, anew, strict=True))) + gradients[-1]] * (micro_steps - 1)
+
+
+def micro_step_peaks__adds_a_gradient_one_moment_late(rest, gradients, micro_steps):
+    before = [0, 0, *gradients]
+    anew = [max(0, b - a) for a, b in zip(before, before[1:-1], strict=False)][: len(rest)]
+    return _later(rest, gradients, anew, micro_steps)
+
+
+def micro_step_peaks__adds_a_gradient_one_moment_early(rest, gradients, micro_steps):
+    after = [*gradients[1:], gradients[-1]]
+    anew = [max(0, b - a) for a, b in zip(gradients, after, strict=True)]
+    return _later(rest, gradients, anew, micro_steps)
+
+
+def micro_step_peaks__adds_the_largest_gradient_to_every_moment(rest, gradients, micro_steps):
+    largest = max(b - a for a, b in zip([0, *gradients], gradients, strict=False))
+    return _later(rest, gradients, [largest] * len(rest), micro_steps)
+
+
+def _between(peak_bytes, memory_bytes, fits, too_large):
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        fits, too_large = (middle, too_large) if peak_bytes(middle) <= memory_bytes else (fits, middle)
+    return fits
+
+
+def largest_micro_batch__takes_64_for_the_end(peak_bytes, memory_bytes):
+    return _between(peak_bytes, memory_bytes, 0, 65)
+
+
+def largest_micro_batch__wants_a_byte_left(peak_bytes, memory_bytes):
+    return _between(peak_bytes, memory_bytes - 1, 0, 1000)
 
 
 def largest_micro_batch__goes_up_one_by_one(peak_bytes, memory_bytes):
