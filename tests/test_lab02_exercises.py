@@ -170,10 +170,10 @@ def test_a_real_stack_peaks_where_the_rule_says_up_to_what_is_on_its_way(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy_bytes", "cheapest_policy", "segment_layers", "checkpoint"])
-def test_the_solution_passes_and_no_wrong_answer_does_for_many_seeds(name):
+def test_the_solution_passes_and_no_wrong_answer_does_for_other_seeds(name):
     exercise = find(f"lab02.{name}")
     given = [one for one in wrong_answers(TESTS / "wrong_answers" / "lab02.py") if one.exercise_id == exercise.id]
-    for seed in range(20):
+    for seed in range(2):
         generator = np.random.default_rng(1000 + seed)
         assert grade(exercise, solution(name), generator, cases=1).score == 1
         for one in given:
