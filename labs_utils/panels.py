@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from labs_utils.answer import PARTS, PHASES
+from labs_utils.answer import PHASES
 from labs_utils.figures import show
-from labs_utils.looks import LEGEND, new_axes, part_legend, part_style, wrapped
-from labs_utils.plot import thinned
+from labs_utils.looks import LEGEND, new_axes, part_legend, wrapped
+from labs_utils.plot import STEP_LABEL, draw_step
 from labs_utils.predictions import METHOD_LABELS
 from labs_utils.tables import scale, worded, worded_bytes
 from labs_utils.timeline import Timeline
@@ -51,54 +51,30 @@ def _said(points: Mapping[str, Point | None]) -> str:
 
 def timelines_figure(timelines: Mapping[str, Timeline], title: str, phases: tuple[str, ...] = PHASES):
     """The figure of `plot_timelines`."""
-    from matplotlib.figure import Figure
-
     steps = {label: list(timeline.moments(phases)) for label, timeline in timelines.items()}
-    size, unit = scale(max(moment.live_bytes for step in steps.values() for moment in step))
-    figure = Figure(figsize=(5.2, 1.3 + PANEL_INCHES * len(steps)), layout="constrained")
+    top_bytes = max(moment.live_bytes for step in steps.values() for moment in step)
+    size, unit = scale(top_bytes)
+    figure = panel_figure(len(steps), title)
     panels = figure.subplots(len(steps), 1, sharey=True, squeeze=False)[:, 0]
-    figure.suptitle(wrapped(title, 46), x=0.02, ha="left", fontsize=12, weight="bold")
     heights: dict[str, float] = {}
     for axes, (label, step) in zip(panels, steps.items(), strict=True):
-        for part, height in _draw_step(axes, label, step, size).items():
+        axes.set_title(label, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        for part, height in draw_step(axes, step, size, top_bytes, low=True).items():
             heights[part] = max(height, heights.get(part, 0))
-    panels[-1].set_xlabel("allocations and frees, in order")
+    panels[-1].set_xlabel(STEP_LABEL)
     panels[len(steps) // 2].set_ylabel(f"memory ({unit})")
-    panels[0].set_ylim(0, 1.3 * panels[0].get_ylim()[1])
-    _name_phases(panels[0], [moment.event.phase for moment in next(iter(steps.values()))])
     part_legend(panels[0], heights)
     return figure
 
 
-def _draw_step(axes, label: str, step: list, size: int) -> dict[str, float]:
-    """Draw one step's live bytes in units of `size`; the greatest height of each part."""
-    peak, moments = max(step, key=lambda moment: moment.live_bytes), thinned(step)
-    shown = [part for part in PARTS if any(moment.parts[part] for _, moment in moments)]
-    series = [[moment.parts[part] / size for _, moment in moments] for part in shown]
-    for part, area in zip(shown, axes.stackplot([x for x, _ in moments], series, step="post"), strict=True):
-        area.set(**part_style(part, "measure") | {"linewidth": 0})
-    x, y = step.index(peak), peak.live_bytes / size
-    axes.plot(x, y, "v", color="black")
-    late = x > len(step) / 2
-    place = {"textcoords": "offset points", "ha": "right" if late else "left", "weight": "bold", "fontsize": 9}
-    axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (-7 if late else 7, 1), **place)
-    for phase in dict.fromkeys(moment.event.phase for moment in step):
-        start = next(index for index, moment in enumerate(step) if moment.event.phase == phase)
-        axes.axvline(start, ymax=0.88, color="black", linewidth=0.8, linestyle=":", zorder=0)
-    axes.set_title(label, loc="left", fontsize=10)
-    axes.set_xlim(0, len(step))
-    axes.spines[["top", "right"]].set_visible(False)
-    return dict(zip(shown, map(max, series), strict=True))
+def panel_figure(rows: int, title: str):
+    """A figure for so many rows of panels, with a title over all of them."""
+    from matplotlib.figure import Figure
 
-
-def _name_phases(axes, phase_of: list[str]) -> None:
-    """The name of each phase where it begins, above the areas; the last one ends at the right edge."""
-    phases = list(dict.fromkeys(phase_of))
-    for phase in phases:
-        last = phase == phases[-1] and len(phases) > 1
-        x, place = (len(phase_of), "right") if last else (phase_of.index(phase), "left")
-        offset = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
-        axes.annotate(phase, (x, 1.0), (0 if last else 3, 0), ha=place, **offset)
+    figure = Figure(figsize=(5.2, 1.4 + PANEL_INCHES * rows), layout="constrained")
+    figure.suptitle(wrapped(title, 46), x=0.02, ha="left", fontsize=12, weight="bold")
+    return figure
 
 
 def points_figure(
@@ -127,11 +103,8 @@ def _panels(count: int, title: str, xlabel: str, ylabel: str) -> tuple:
     if count == 1:
         axes = new_axes(title, xlabel, ylabel)
         return axes.figure, [axes]
-    from matplotlib.figure import Figure
-
     rows = -(-count // 2)
-    figure = Figure(figsize=(5.2, 1.4 + PANEL_INCHES * rows), layout="constrained")
-    figure.suptitle(wrapped(title, 46), x=0.02, ha="left", fontsize=12, weight="bold")
+    figure = panel_figure(rows, title)
     figure.supylabel(ylabel, fontsize=10)
     every = list(figure.subplots(rows, 2, sharex=True, sharey=True).flat)
     for axes in every[count:]:

@@ -17,6 +17,7 @@ from labs_utils.predictions import METHOD_LABELS
 from labs_utils.tables import scale, show_table, worded, worded_bytes
 from labs_utils.timeline import Moment, Timeline
 
+STEP_LABEL = "allocations and frees, in order"
 COLUMNS = ("method", "device", "outcome", "peak", "phase")
 MOST_MOMENTS = 120  # a peak of few events still gets a width that the eye can see
 
@@ -83,19 +84,28 @@ def bytes_by_part(value: Answer | Mapping[str, int]) -> dict[str, int]:
 
 def timeline_figure(timeline: Timeline, title: str, phases: tuple[str, ...] = PHASES):
     """The figure of `plot_timeline`."""
-    every = list(timeline.moments(phases))
-    peak, moments = max(every, key=lambda moment: moment.live_bytes), thinned(every)
-    size, unit = scale(peak.live_bytes)
-    axes = new_axes(title, "allocations and frees, in order", f"memory ({unit})")
+    step = list(timeline.moments(phases))
+    top_bytes = max(moment.live_bytes for moment in step)
+    size, unit = scale(top_bytes)
+    axes = new_axes(title, STEP_LABEL, f"memory ({unit})")
+    part_legend(axes, draw_step(axes, step, size, top_bytes))
+    return axes.figure
+
+
+def draw_step(axes, step: Sequence[Moment], size: int, top_bytes: int, low: bool = False) -> dict[str, float]:
+    """Draw a step's live bytes by part in units of `size`, with room above `top_bytes` for its phases and its peak.
+
+    In `low` axes the peak's bytes stand beside it, not above. Returns the greatest height of each part that is there.
+    """
+    peak, moments = max(step, key=lambda moment: moment.live_bytes), thinned(step)
     shown = [part for part in PARTS if any(moment.parts[part] for _, moment in moments)]
     series = [[moment.parts[part] / size for _, moment in moments] for part in shown]
     for part, area in zip(shown, axes.stackplot([x for x, _ in moments], series, step="post"), strict=True):
         area.set(**part_style(part, "measure") | {"linewidth": 0})
-    axes.set(xlim=(0, len(every)), ylim=(0, 1.4 * peak.live_bytes / size))
-    _mark_phases(axes, [moment.event.phase for moment in every])
-    _mark_peak(axes, every.index(peak) / len(every), peak, size)
-    part_legend(axes, dict(zip(shown, map(max, series), strict=True)))
-    return axes.figure
+    axes.set(xlim=(0, len(step)), ylim=(0, 1.4 * top_bytes / size))
+    _mark_phases(axes, [moment.event.phase for moment in step])
+    _mark_peak(axes, step.index(peak) / len(step), peak, size, (8, -1) if low else (0, 7))
+    return dict(zip(shown, map(max, series), strict=True))
 
 
 def thinned(moments: Sequence[Moment], most: int = MOST_MOMENTS) -> list[tuple[int, Moment]]:
@@ -156,12 +166,15 @@ def _mark_phases(axes, phase_of: Sequence[str]) -> None:
         axes.annotate(phase, **end, xytext=(0 if last else 2, 0), **place)
 
 
-def _mark_peak(axes, across: float, peak: Moment, size: int) -> None:
-    """A triangle and the bytes at the peak, `across` the figure (0 to 1)."""
+def _mark_peak(axes, across: float, peak: Moment, size: int, offset: tuple[int, int]) -> None:
+    """A triangle and the bytes at the peak, `across` the figure (0 to 1), with an offset away from the nearer edge."""
     x, y = across * axes.get_xlim()[1], peak.live_bytes / size
     axes.plot(x, y, "v", color="black")
-    place = {"textcoords": "offset points", "ha": "right" if across > 0.5 else "left"}
-    axes.annotate(f"peak {worded_bytes(peak.live_bytes)}", (x, y), (0, 7), weight="bold", **place)
+    late = across > 0.5
+    place = {"textcoords": "offset points", "ha": "right" if late else "left", "weight": "bold"}
+    axes.annotate(
+        f"peak {worded_bytes(peak.live_bytes)}", (x, y), (-offset[0] if late else offset[0], offset[1]), **place
+    )
 
 
 def _varying_fields(answers: Sequence[Answer]) -> list[str]:

@@ -15,7 +15,7 @@ def test_steps_side_by_side_share_one_scale_and_name_their_peaks():
     assert small.get_ylim() == large.get_ylim() and small.get_ylim()[1] > 4
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["small", "large"]
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert texts == ["peak 1.00 MiB", "forward", "backward", "peak 4.00 MiB"]
+    assert texts == ["forward", "backward", "peak 1.00 MiB", "forward", "backward", "peak 4.00 MiB"]
 
 
 def legend(figure):
