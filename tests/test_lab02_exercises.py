@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from labs_utils.exercises import lab02, policies, stretches
+from labs_utils.exercises import lab02, policies, recomputing, stretches
 from labs_utils.exercises.contract import find
 from labs_utils.exercises.grading import draw_cases, grade
 from labs_utils.exercises.judge import MEMORY_BYTES
@@ -97,15 +97,17 @@ def test_checkpoints_nest_and_a_function_can_be_called_twice():
 
 
 def test_the_deep_chain_is_beyond_the_judges_cap_and_within_a_laptops_memory():
-    kept = lab02.DEEP_BLOCKS * 4 * lab02.DEEP_FLOATS
-    assert MEMORY_BYTES < 2 * kept <= kept * lab02.DEEP_LAYERS < 1e9
-    torchs_own, on_their_way = 96 * 2**20, 10 * 4 * lab02.DEEP_FLOATS
+    kept = recomputing.DEEP_BLOCKS * 4 * recomputing.DEEP_FLOATS
+    assert MEMORY_BYTES < 2 * kept <= kept * recomputing.DEEP_LAYERS < 1e9
+    torchs_own, on_their_way = 96 * 2**20, 10 * 4 * recomputing.DEEP_FLOATS
     assert kept + torchs_own + on_their_way < 0.9 * MEMORY_BYTES
 
 
 def test_the_deep_chains_truth_is_that_of_a_smaller_tensor():
     case = {"seed": 3, "tokens": 8, "width": 4}
-    plain = [lab02.deep(lambda fn, x: fn(x), case, floats)["the gradient of a deep chain"] for floats in (4096, 2**15)]
+    plain = [
+        recomputing.deep(lambda fn, x: fn(x), case, floats)["the gradient of a deep chain"] for floats in (4096, 2**15)
+    ]
     assert torch.equal(*plain)
 
 

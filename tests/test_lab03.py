@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from labs_utils.device import H200
-from labs_utils.exercises import lab03
+from labs_utils.exercises import accumulation, batch_plans, micro_batches
 from labs_utils.exercises.contract import find
 from labs_utils.exercises.grading import grade
 from labs_utils.exercises.judge import MEMORY_BYTES
@@ -161,25 +161,25 @@ def test_the_peaks_of_micro_steps_tell_right_from_wrong_on_every_case(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_plan_needs_rounding_up_and_not_always_the_largest_micro_batch(seed):
-    plans = lab03.draw_plans(np.random.default_rng(seed))
+    plans = batch_plans.draw_plans(np.random.default_rng(seed))
     for name, plan in plans.items():
         per_rank = plan["target_tokens"] / plan["seq_len"] / plan["world_size"]
-        found = lab03.searched_plan(plan)
+        found = batch_plans.searched_plan(plan)
         assert found["micro_batch"] <= plan["largest_micro_batch"]
         assert bool(per_rank % 1) == (found["tokens_per_step"] > plan["target_tokens"])
         assert bool(per_rank % 1) == (name not in ("full micro-steps", "even micro-steps"))
     full, even = plans["full micro-steps"], plans["even micro-steps"]
-    assert lab03.searched_plan(full)["micro_batch"] == full["largest_micro_batch"]
-    assert lab03.searched_plan(even)["micro_batch"] < even["largest_micro_batch"]
+    assert batch_plans.searched_plan(full)["micro_batch"] == full["largest_micro_batch"]
+    assert batch_plans.searched_plan(even)["micro_batch"] < even["largest_micro_batch"]
     few = plans["a few micro-steps"]
-    assert lab03.searched_plan(few)["micro_batch"] < few["largest_micro_batch"]
+    assert batch_plans.searched_plan(few)["micro_batch"] < few["largest_micro_batch"]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_micro_batches_are_unequal_and_together_beyond_the_judges_cap(seed):
-    parts = lab03.draw_accumulations(np.random.default_rng(seed))
+    parts = accumulation.draw_accumulations(np.random.default_rng(seed))
     for name, part in parts.items():
-        _, batches = lab03.model_and_batches(part)
+        _, batches = accumulation.model_and_batches(part)
         counts = [int((batch["labels"][:, 1:] != IGNORED_LABEL).sum()) for batch in batches]
         assert (len(set(counts)) == 1) == (name == "equal counts")
         assert (0 in counts) == (name == "a micro-batch without labels")
@@ -190,34 +190,34 @@ def test_micro_batches_are_unequal_and_together_beyond_the_judges_cap(seed):
 
 def test_the_full_batch_is_the_mean_over_all_targets():
     """Against sums by hand, in a model whose logits don't depend on what goes in."""
-    model = lab03.SmallModel(4, 2).double()
+    model = accumulation.SmallModel(4, 2).double()
     for weight in model.parameters():
         torch.nn.init.zeros_(weight)
     labels = torch.tensor([[3, 1, 1, IGNORED_LABEL], [IGNORED_LABEL, 2, IGNORED_LABEL, IGNORED_LABEL]])
     batch = {"input_ids": labels.clamp(min=0), "labels": labels}
-    assert lab03.full_batch(model, [batch, batch]) == pytest.approx(np.log(4))
+    assert accumulation.full_batch(model, [batch, batch]) == pytest.approx(np.log(4))
 
 
 @pytest.mark.slow
 def test_the_largest_micro_batch_starts_on_a_plateau():
     for seed in range(5):
-        part = lab03.draw_searches(np.random.default_rng(seed))["many fit"]
-        one, two, many, more = (lab03.peak_bytes(part["run"], n) for n in (1, 2, 100, 101))
+        part = micro_batches.draw_searches(np.random.default_rng(seed))["many fit"]
+        one, two, many, more = (micro_batches.peak_bytes(part["run"], n) for n in (1, 2, 100, 101))
         assert two - one < (more - many) / 2
 
 
 @pytest.mark.parametrize("exercise_id", ["lab03.micro_step_peaks", "lab03.largest_micro_batch"])
 def test_gradients_that_were_turned_off_do_not_matter(exercise_id):
-    lab03.measured.cache_clear()
-    lab03.estimated_bytes.cache_clear()
+    micro_batches.measured.cache_clear()
+    micro_batches.estimated_bytes.cache_clear()
     solved = function(exercise_id, SOLUTIONS[exercise_id])
     with torch.no_grad():
         assert grade(find(exercise_id), solved, np.random.default_rng(0), cases=1).score == 1
 
 
 def test_a_micro_batch_may_be_numpys():
-    part = lab03.draw_search(np.random.default_rng(0), 1)
-    assert lab03.searched(lambda peak_bytes, memory_bytes: peak_bytes(np.int64(1)) <= memory_bytes, part) == {
+    part = micro_batches.draw_search(np.random.default_rng(0), 1)
+    assert micro_batches.searched(lambda peak_bytes, memory_bytes: peak_bytes(np.int64(1)) <= memory_bytes, part) == {
         "micro_batch": True,
         "calls": 1,
     }

@@ -41,6 +41,20 @@ def layer_saved_bytes(model: dict, tokens: int) -> int:
     return kept_bytes(partial(llama.layers[0], position_embeddings=tables), [hidden], [*llama.parameters(), *tables])
 
 
+class KeepsBytes(torch.autograd.Function):
+    """Passes hidden states on and keeps so many bytes for backward: what a deep layer does, without computing it."""
+
+    @staticmethod
+    def forward(ctx, hidden: torch.Tensor, nbytes: int) -> torch.Tensor:
+        ctx.save_for_backward(torch.empty(nbytes, dtype=torch.uint8))  # never touched: takes no time
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        ctx.saved_tensors  # noqa: B018  a checkpoint computes them again; a second backward is refused
+        return gradient.clone(), None
+
+
 class Formula(torch.nn.Module):
     """A function of one input of shape (tokens, width) and three bf16 weights of shape (width, width)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from labs_utils.exercises.kept import KeepsBytes
 from labs_utils.tracker import MemoryTracker
 
 # Layers, and how many inputs each keeps: here the short last segment decides which size is best.
@@ -35,20 +36,6 @@ def measured(layers: int, input_bytes: int, layer_bytes: int) -> dict:
 def stretch_peaks(layers: int, input_bytes: int, layer_bytes: int) -> list[int]:
     """The peak of a real forward and backward with segments of 1, 2, … and all layers."""
     return [tracked_peak(layers, input_bytes, layer_bytes, each) for each in range(1, layers + 1)]
-
-
-class KeepsBytes(torch.autograd.Function):
-    """A layer that passes its input on and keeps so many bytes for backward."""
-
-    @staticmethod
-    def forward(ctx, hidden, nbytes):
-        ctx.save_for_backward(torch.empty(nbytes, dtype=torch.uint8))
-        return hidden.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.saved_tensors  # noqa: B018  asks for them, so that a checkpoint computes them again
-        return gradient.clone(), None
 
 
 def tracked_peak(layers: int, input_bytes: int, layer_bytes: int, each: int) -> int:

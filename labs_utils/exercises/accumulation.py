@@ -1,0 +1,150 @@
+"""Micro-batches with unequal numbers of targets, and the gradient of the full batch in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from labs_utils.exercises.comparing import close
+from labs_utils.exercises.kept import KeepsBytes
+from labs_utils.training import IGNORED_LABEL
+
+GRADIENT_TOLERANCE = 1e-5  # of the gradient's length: all is in fp64, unless a student computes the loss in fp32
+
+
+class SmallModel(torch.nn.Module):
+    """A language model of a few parameters and no attention; `model(input_ids)` returns logits."""
+
+    def __init__(self, vocab_size: int = 64, width: int = 8, bytes_per_token: int = 0):
+        super().__init__()
+        self.bytes_per_token = bytes_per_token
+        self.embedding = torch.nn.Embedding(vocab_size, width)
+        self.inner = torch.nn.Linear(width, width, bias=False)
+        self.head = torch.nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = KeepsBytes.apply(self.embedding(input_ids), self.bytes_per_token * input_ids.numel())
+        return self.head(hidden + torch.relu(self.inner(hidden)))
+
+
+def draw_accumulations(rng) -> dict:
+    """Batches cut into micro-batches, by the targets of each row; the last keeps 2 GiB where 512 MiB are allowed."""
+    unequal = [int(n) for n in rng.permutation([2, 3, 5, 8, 13])]
+    many = [int(n) for n in rng.permutation([*range(1, 14), *range(3, 10)])]
+    batches = {
+        "equal counts": {"targets": [7] * 4},
+        "unequal counts": {"targets": unequal},
+        "a micro-batch without labels": {"targets": [*unequal[:2], 0, *unequal[2:]]},
+        "gradients left from before": {"targets": unequal, "leftover": 1.0},
+        "many micro-batches": {"targets": many, "bytes_per_token": 7 * 2**19},
+    }
+    defaults = {"leftover": 0.0, "bytes_per_token": 0}
+    return {name: {"seed": int(rng.integers(2**31)), **defaults, **batch} for name, batch in batches.items()}
+
+
+def model_and_batches(part: dict) -> tuple[SmallModel, list[dict[str, torch.Tensor]]]:
+    """The model in fp64, and micro-batches of two rows, not all as long; some use fewer words, and are easier."""
+    generator = torch.Generator().manual_seed(part["seed"])
+    model = SmallModel(bytes_per_token=part["bytes_per_token"]).double()
+    for weight in model.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * weight.shape[-1] ** -0.5
+    batches = []
+    for number, targets in enumerate(part["targets"]):
+        tokens = max(part["targets"]) + 2 + number % 3
+        ids = torch.randint(64 // (1 + targets % 3), (2, tokens), generator=generator)
+        labels = ids.clone()
+        labels[:, targets + 1 :] = IGNORED_LABEL
+        labels[0, 1 if targets > 1 else 0] = IGNORED_LABEL  # a word of a prompt
+        labels[1, 0] = ids[1, 0] if targets else IGNORED_LABEL
+        batches.append({"input_ids": ids, "labels": labels})
+    return model, batches
+
+
+def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
+    """All gradients in one vector, zeros where there is none."""
+    each = [torch.zeros_like(w) if w.grad is None else w.grad for w in model.parameters()]
+    return torch.cat([gradient.flatten() for gradient in each])
+
+
+def accumulated(function: Callable, part: dict) -> dict:
+    """What `function(model, batches)` leaves in the gradients, what it returns, and what else it changes."""
+    model, batches = model_and_batches(part)
+    before = state_of(model, batches)
+    if part["leftover"]:
+        for weight in model.parameters():
+            weight.grad = torch.full_like(weight, part["leftover"])
+    with torch.enable_grad():
+        loss = function(model, list(batches))
+    after = state_of(model, batches)
+    changed = [name for name in before if not same(before[name], after[name])]
+    return {"gradient": flat_gradient(model), "loss": float(loss), "changed": changed}
+
+
+def state_of(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> dict[str, list]:
+    """What has to be afterwards as it was before, in copies."""
+    return {
+        "weights": [weight.detach().clone() for weight in model.parameters()],
+        "requires_grad": [weight.requires_grad for weight in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "batches": [copy(batch.get(key)) for batch in batches for key in ("input_ids", "labels")],
+    }
+
+
+def copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(one: list, other: list) -> bool:
+    """Whether two lists are equal, tensors to the last bit."""
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b for a, b in pairs
+    )
+
+
+def full_batch(model: torch.nn.Module, batches: list[dict]) -> float:
+    """The mean loss over all targets of all rows, and its gradient, by torch's own mean in one piece."""
+    model.zero_grad()
+    fillers = {"input_ids": 0, "labels": IGNORED_LABEL}
+    ids, labels = (
+        pad_sequence([row for batch in batches for row in batch[key]], batch_first=True, padding_value=filler)
+        for key, filler in fillers.items()
+    )
+    has_target = labels != IGNORED_LABEL
+    has_target[:, 0] = False
+    places = has_target.nonzero()
+    states = model(ids)[places[:, 0], places[:, 1] - 1]
+    loss = F.cross_entropy(states, labels[has_target])
+    loss.backward()
+    return loss.item()
+
+
+def compare_gradient(got: Any, expected: dict) -> tuple[float, str]:
+    """Three quarters for the gradient, a quarter for the loss; nothing where anything else is changed."""
+    if type(got) is not dict or got["gradient"].shape != expected["gradient"].shape:
+        return close(None, got, expected)
+    if got["changed"]:
+        return 0.0, f"only .grad is to change; these did too: {', '.join(got['changed'])}"
+    gradient, truth = got["gradient"], expected["gradient"]
+    score, sentence = 1.0, "as expected"
+    if not (gradient - truth).norm() <= GRADIENT_TOLERANCE * truth.norm():
+        score, sentence = 0.0, describe_gradient(gradient, truth)
+    loss, loss_sentence = close(None, got["loss"], expected["loss"], rel=GRADIENT_TOLERANCE)
+    return 0.75 * score + 0.25 * loss, sentence if score < 1 else loss_sentence.replace("expected", "the loss is", 1)
+
+
+def describe_gradient(gradient: torch.Tensor, truth: torch.Tensor) -> str:
+    """How a wrong gradient lies to the right one."""
+    if not gradient.isfinite().all():
+        return "the gradient isn't finite: the mean of a micro-batch without labels is 0 / 0"
+    times = (gradient @ truth / (truth @ truth)).item()
+    off = ((gradient - times * truth).norm() / truth.norm()).item()
+    if off <= GRADIENT_TOLERANCE:
+        return f"the gradient points the right way, and is {times:.4g} times as long: divided by what, and how often?"
+    return f"the gradient is off by {off:.2g} of its length: does every target token weigh the same? what was in .grad?"
