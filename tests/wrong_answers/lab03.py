@@ -83,91 +83,70 @@ def _targets(batch):
     return int((batch["labels"][:, 1:] != -100).sum())
 
 
-def accumulate__is_a_mean_of_means(model, batches):
-    model.zero_grad()
+def _accumulated(model, batches, loss_of, zero_grad=True):
+    """The loop as it should be, whatever the loss of a micro-batch is."""
+    if zero_grad:
+        model.zero_grad()
     mean = 0.0
     for batch in batches:
-        loss = _summed_loss(model, batch, "mean") / len(batches)
+        loss = loss_of(batch)
         loss.backward()
         mean += loss.item()
     return mean
+
+
+def _right(model, batches):
+    count = sum(map(_targets, batches))
+    return _accumulated(model, batches, lambda batch: _summed_loss(model, batch) / count)
+
+
+def accumulate__is_a_mean_of_means(model, batches):
+    return _accumulated(model, batches, lambda batch: _summed_loss(model, batch, "mean") / len(batches))
 
 
 def accumulate__is_a_mean_of_means_without_the_empty_ones(model, batches):
-    model.zero_grad()
     batches = [batch for batch in batches if _targets(batch)]
-    mean = 0.0
-    for batch in batches:
-        loss = _summed_loss(model, batch, "mean") / len(batches)
-        loss.backward()
-        mean += loss.item()
-    return mean
+    return _accumulated(model, batches, lambda batch: _summed_loss(model, batch, "mean") / len(batches))
 
 
 def accumulate__never_divides(model, batches):
-    model.zero_grad()
-    mean = 0.0
-    for batch in batches:
-        if _targets(batch):
-            loss = _summed_loss(model, batch, "mean")
-            loss.backward()
-            mean += loss.item()
-    return mean / len(batches)
+    counted = [batch for batch in batches if _targets(batch)]
+    return _accumulated(model, counted, lambda batch: _summed_loss(model, batch, "mean")) / len(batches)
 
 
 def accumulate__sets_gradients_to_zero_in_the_loop(model, batches):
     count = sum(map(_targets, batches))
-    mean = 0.0
-    for batch in batches:
+
+    def loss_of(batch):
         model.zero_grad()
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
-        mean += loss.item()
-    return mean
+        return _summed_loss(model, batch) / count
+
+    return _accumulated(model, batches, loss_of)
 
 
 def accumulate__adds_to_what_was_there(model, batches):
     count = sum(map(_targets, batches))
-    mean = 0.0
-    for batch in batches:
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
-        mean += loss.item()
-    return mean
+    return _accumulated(model, batches, lambda batch: _summed_loss(model, batch) / count, zero_grad=False)
 
 
 def accumulate__counts_ignored_labels(model, batches):
     count = sum(batch["labels"][:, 1:].numel() for batch in batches)
-    model.zero_grad()
-    mean = 0.0
-    for batch in batches:
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
-        mean += loss.item()
-    return mean
+    return _accumulated(model, batches, lambda batch: _summed_loss(model, batch) / count)
 
 
 def accumulate__counts_the_first_label(model, batches):
     count = sum(int((batch["labels"] != -100).sum()) for batch in batches)
-    model.zero_grad()
-    mean = 0.0
-    for batch in batches:
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
-        mean += loss.item()
-    return mean
+    return _accumulated(model, batches, lambda batch: _summed_loss(model, batch) / count)
 
 
 def accumulate__does_not_shift(model, batches):
     count = sum(int((batch["labels"] != -100).sum()) for batch in batches)
-    model.zero_grad()
-    mean = 0.0
-    for batch in batches:
+
+    def loss_of(batch):
         logits = model(batch["input_ids"])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum") / count
-        loss.backward()
-        mean += loss.item()
-    return mean
+        return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum") / count
+
+    return _accumulated(model, batches, loss_of)
 
 
 def accumulate__clips_each_micro_batch(model, batches):
@@ -175,20 +154,15 @@ def accumulate__clips_each_micro_batch(model, batches):
     model.zero_grad()
     mean = 0.0
     for batch in batches:
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
+        mean += _accumulated(model, [batch], lambda batch: _summed_loss(model, batch) / count, zero_grad=False)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        mean += loss.item()
     return mean
 
 
 def accumulate__returns_the_last_loss(model, batches):
-    count = sum(map(_targets, batches))
-    model.zero_grad()
-    for batch in batches:
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
-    return loss.item()
+    _right(model, batches)
+    with torch.no_grad():
+        return (_summed_loss(model, batches[-1]) / sum(map(_targets, batches))).item()
 
 
 def accumulate__memory_one_large_batch(model, batches):
@@ -211,26 +185,10 @@ def accumulate__memory_one_backward_at_the_end(model, batches):
     return loss.item()
 
 
-def _right(model, batches):
-    count = sum(map(_targets, batches))
-    model.zero_grad()
-    mean = 0.0
-    for batch in batches:
-        loss = _summed_loss(model, batch) / count
-        loss.backward()
-        mean += loss.item()
-    return mean
-
-
 def accumulate__memory_one_backward_in_ten(model, batches):
     count = sum(map(_targets, batches))
-    model.zero_grad()
-    mean = 0.0
-    for start in range(0, len(batches), 10):
-        loss = sum(_summed_loss(model, batch) for batch in batches[start : start + 10]) / count
-        loss.backward()
-        mean += loss.item()
-    return mean
+    tens = [batches[start : start + 10] for start in range(0, len(batches), 10)]
+    return _accumulated(model, tens, lambda ten: sum(_summed_loss(model, batch) for batch in ten) / count)
 
 
 def accumulate__stacks_labels(model, batches):
