@@ -8,7 +8,7 @@ from labs_utils.run import Run
 from labs_utils.symbolic_llama import SymbolicStep
 from labs_utils.symbolic_zero import distributed_step, telling_ranks, why_not_covered
 from labs_utils.timeline import Timeline
-from labs_utils.zero_config import why_not_distributed
+from labs_utils.zero_config import why_not_distributed, why_not_plain
 
 GIB = 2**30
 CONTEXT_BYTES = 750 * 2**20  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
@@ -37,7 +37,7 @@ def estimate_timeline(run: Run, device: Device) -> Timeline:
     """
     if run.engine == "torch":
         return step_timeline(SymbolicStep(run, device))
-    timelines = [step_timeline(distributed_step(run, device, rank)) for rank in telling_ranks(run)]
+    timelines = [step_timeline(distributed_step(run, device, rank)) for rank in telling_ranks(run, device)]
     return max(timelines, key=lambda timeline: timeline.peak().live_bytes)
 
 
@@ -97,13 +97,8 @@ def why_unsupported(run: Run, device: Device) -> str | None:
 
 def why_not_built(run: Run) -> str | None:
     """Why no method answers this run yet: the fields that the course's training step doesn't have."""
-    built = {
-        "mode": "train", "engine": "torch", "world_size": 1, "offload": "none", "weights": "plain", "lora_rank": 0,
-        "compile": False, "zero": {},
-    }  # fmt: skip
-    for field, value in built.items():
-        if getattr(run, field) != value:
-            return f"{field} {getattr(run, field)!r} isn't covered yet; {value!r} is"
+    if reason := why_not_plain(run, engine="torch", world_size=1, offload="none", zero={}):
+        return reason
     if run.precision.endswith("-master"):
         return f"precision {run.precision!r} isn't covered yet: plain torch keeps no fp32 master copy"
     return None

@@ -43,12 +43,18 @@ def deepspeed_config(run: Run, pin_memory: bool) -> dict:
     return config
 
 
+def why_not_plain(run: Run, **others) -> str | None:
+    """Why the course's training steps don't make this run yet; None if they do. `others` are fields, as they can be."""
+    for field, value in {"mode": "train", "weights": "plain", "lora_rank": 0, "compile": False, **others}.items():
+        if getattr(run, field) != value:
+            return f"{field} {getattr(run, field)!r} isn't covered yet; {value!r} is"
+    return None
+
+
 def why_not_distributed(run: Run) -> str | None:
     """Why no engine for several ranks makes this run; None if one does."""
-    built = {"mode": "train", "weights": "plain", "lora_rank": 0, "compile": False}
-    for field, value in built.items():
-        if getattr(run, field) != value:
-            return f"{field} {getattr(run, field)!r} with engine {run.engine!r} isn't covered yet; {value!r} is"
+    if reason := why_not_plain(run):
+        return reason
     return why_not_ddp(run) if run.engine == "ddp" else why_not_deepspeed(run)
 
 

@@ -3,13 +3,14 @@
 import random
 
 import pytest
-from helpers import VARIANTS, dry_variant, phase_peaks, random_run, small_run
+from helpers import SHAPE, VARIANTS, dry_variant, phase_peaks, random_run, small_run
 
 from labs_utils.answer import PARTS
 from labs_utils.device import CPU, H200, find_device
 from labs_utils.dry_run import dry_run
-from labs_utils.estimate import estimate
+from labs_utils.estimate import estimate, step_timeline
 from labs_utils.run import LLAMA_8B, ModelShape, Run
+from labs_utils.symbolic_zero import distributed_step, telling_ranks
 
 # What the course promises. The two differ by scalars (0-dim tensors of the loss and of masks), a few bytes in all.
 AGREEMENT = 1e-3
@@ -210,3 +211,14 @@ def test_zero_keeps_2_and_12_nths_bytes_a_parameter_and_steps_at_2_and_20_nths(r
 def test_ddp_takes_a_second_set_of_gradients_while_it_accumulates():
     peaks = [estimate(small_run(engine="ddp", world_size=2, grad_accum=count), CPU).peak_bytes for count in (1, 2)]
     assert peaks[1] - peaks[0] == pytest.approx(2 * small_run().model.parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("vocab_size", [50, 3000])
+def test_of_many_ranks_those_that_tell_are_asked(stage, vocab_size):
+    model = {**SHAPE, "vocab_size": vocab_size}
+    ranks = {"zero_stage": stage, "world_size": 8, "zero": {"reduce_bucket_size": 5000}}
+    run = small_run(model=model, seq_len=4, precision="bf16-master", **ranks)
+    peaks = [step_timeline(distributed_step(run, CPU, rank)).peak().live_bytes for rank in range(8)]
+    assert len(telling_ranks(run, CPU)) < 8 and max(peaks) > 1.01 * min(peaks)
+    assert estimate(run, CPU).peak_bytes == max(peaks)
