@@ -17,15 +17,8 @@ from labs_utils.recall import recorded
 from labs_utils.run import Run
 
 GROUPED_BY = (
-    "engine",
-    "attention",
-    "checkpointing",
-    "precision",
-    "optimizer",
-    "layer_kernels",
-    "loss_kernel",
-    "padded",
-)
+    "engine", "attention", "checkpointing", "precision", "optimizer", "layer_kernels", "loss_kernel", "padded",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def test_what_a_cpu_has_no_kernel_for_is_unsupported():
 
 def test_what_is_offloaded_is_measured_as_the_hosts():
     run = QUICK.replace(checkpointing="offload")
-    answer, guess = measure(run), estimate(run, "cpu")
+    answer, guess = measure(run), estimate(run, "cpu")  # they differ by scalars, of the loss and of masks
     assert answer.peak_bytes == pytest.approx(guess.peak_bytes, rel=1e-3)
     assert answer.provenance["host_bytes"] == pytest.approx(guess.provenance["host_bytes"], rel=1e-3)
 
