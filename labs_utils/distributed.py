@@ -36,10 +36,8 @@ def start_process_group(run: Run, device: torch.device) -> None:
         "MASTER_PORT": 0,
     }.items():
         os.environ.setdefault(name, str(value))  # a process that no launcher has started is alone
-    backend = "nccl" if device.type == "cuda" else "gloo"
     if run.engine == "ddp":
-        if not dist.is_initialized():
-            dist.init_process_group(backend)
+        start_links(device)
         return
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed looks for a GPU that is not to be used
@@ -47,7 +45,17 @@ def start_process_group(run: Run, device: torch.device) -> None:
 
     if device.type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(backend, verbose=False)
+    deepspeed.init_distributed(backend_of(device), verbose=False)
+
+
+def start_links(device: torch.device) -> None:
+    """The process group of plain PyTorch, if there is none yet."""
+    if not dist.is_initialized():
+        dist.init_process_group(backend_of(device))
+
+
+def backend_of(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def batch_seed(rank: int) -> int:
