@@ -6,7 +6,7 @@ from labs_utils.answer import PHASES, Answer
 from labs_utils.device import Device, find_device
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import SymbolicStep
-from labs_utils.symbolic_zero import distributed_step, telling_ranks, why_not_covered
+from labs_utils.symbolic_ranks import distributed_step, telling_ranks, why_not_covered
 from labs_utils.timeline import Timeline
 from labs_utils.zero_config import why_not_distributed, why_not_plain
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from labs_utils import symbolic_liger as liger
 from labs_utils.device import CPU, Device
 from labs_utils.run import Run
@@ -22,16 +24,18 @@ class Layer:
         hidden, query = model.hidden_size, model.num_attention_heads * model.head_dim
         key, mlp = model.num_key_value_heads * model.head_dim, model.hidden_size * model.intermediate_size
         sizes = [hidden * query, hidden * key, hidden * key, hidden * query, mlp, mlp, mlp, hidden, hidden]
-        self.weights = [tape.parameter(size, itemsize) for size in sizes]
-        self.q, self.k, self.v, self.o, self.gate, self.up, self.down, self.norm_1, self.norm_2 = self.weights
+        weights = [tape.parameter(size, itemsize) for size in sizes]
+        self.q, self.k, self.v, self.o, self.gate, self.up, self.down, self.norm_1, self.norm_2 = weights
 
 
 class SymbolicStep:
     """The counterpart of `labs_utils.training.TrainingStep`: builds a run on a device; calling it runs one step."""
 
+    operators = Operators
+
     def __init__(self, run: Run, device: Device = CPU):
         self.run, self.device, self.tape = run, device, Tape(offloads=run.checkpointing == "offload")
-        self.ops = Operators(
+        self.ops = self.operators(
             self.tape, run.micro_batch, run.seq_len, AUTOCAST_BYTES.get(run.precision, 0), device.workspace_bytes
         )
         self.ops.keep_linears = run.checkpointing == "keep-matmul-attention"
@@ -48,12 +52,12 @@ class SymbolicStep:
         head = tape.parameter(model.embedding_parameters, self.itemsize)
         self.head = self.embedding if model.tie_word_embeddings else head
         self.embedding.node.sums_in_place = bool(self.ops.autocast_bytes) or self.run.loss_kernel == "liger"
-        others = [weight for layer in self.layers for weight in layer.weights] + [self.norm]
+        others = [weight for layer in self.layers for weight in vars(layer).values()] + [self.norm]
         self.parameters = [self.embedding, *others] + ([] if model.tie_word_embeddings else [head])
         inverse_frequencies = [tape.new(model.head_dim // 2, FP32_BYTES, "buffer", "buffers") for _ in range(2)]
         batch = [tape.new(self.run.tokens, INDEX_BYTES, "batch", "buffers") for _ in range(2 + self.run.padded)]
         self.buffers, self.ids, self.labels = inverse_frequencies + batch, batch[0], batch[1]
-        self.states: list[Tensor] = []
+        self.states: dict[int, list[Tensor]] = {}
 
     def __call__(self, prefix: str = "") -> None:
         for remaining in reversed(range(min(self.run.grad_accum, 2))):
@@ -74,16 +78,26 @@ class SymbolicStep:
         """What an engine does with the gradients of a micro-step; here nothing."""
 
     def forward(self) -> Tensor:
-        run, ops = self.run, self.ops
-        hidden = embedded = ops.embedding(self.ids, self.embedding, run.model.hidden_size)
-        mask, tables = self._mask(), self._rotary_tables()
-        for index, layer in enumerate(self.layers):
-            hidden = self._layer(index, layer, hidden, mask, tables)
-        hidden = self._rms_norm(hidden, self.norm)
-        del embedded, mask, tables
-        loss = self._loss(hidden)
-        ops.cast_weights.clear()
+        loss = self.module("causal_lm", lambda _: self._loss(self.module("model", self._hidden_states)))
+        self.ops.cast_weights.clear()
         return loss
+
+    def module(self, name: str, call, x: Tensor | None = None, weight: Tensor | None = None):
+        """`call(x)`, as a module of the model that has this weight itself; engines act before and after it.
+
+        `x` is its tensor argument, None where transformers passes it by name.
+        """
+        return call(x)
+
+    def _hidden_states(self, _) -> Tensor:
+        embed = lambda ids: self.ops.embedding(ids, self.embedding, self.run.model.hidden_size)  # noqa: E731
+        hidden = embedded = self.module("embedding", embed, self.ids, self.embedding)
+        mask, tables = self._mask(), self.module("rotary", lambda _: self._rotary_tables())
+        for index, layer in enumerate(self.layers):
+            hidden = self.module("layer", partial(self._layer, index, layer, context=(mask, tables)), hidden)
+        hidden = self._rms_norm(hidden, self.norm)
+        del embedded
+        return hidden
 
     def _mask(self) -> Tensor | None:
         """The causal mask that eager attention and padding need: booleans for SDPA, numbers for eager attention."""
@@ -100,10 +114,13 @@ class SymbolicStep:
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.run.layer_kernels == "torch":
-            return self.ops.rms_norm(x, weight)
+            return self.module("norm", lambda x: self.ops.rms_norm(x, weight), x, weight)
         return liger.rms_norm(self.ops, x, weight, self.device)
 
-    def _layer(self, index: int, layer: Layer, hidden: Tensor, *context) -> Tensor:
+    def _linear(self, name: str, x: Tensor, weight: Tensor, **keywords) -> Tensor:
+        return self.module(name, lambda x: self.ops.linear(x, weight, **keywords), x, weight)
+
+    def _layer(self, index: int, layer: Layer, hidden: Tensor, context: tuple) -> Tensor:
         """One decoder layer, as it is or checkpointed."""
         if self.run.checkpointing.startswith("keep-"):
             return self._checkpoint(layer, hidden, context, kept=[])
@@ -117,6 +134,7 @@ class SymbolicStep:
         tape, ops = self.tape, self.ops
 
         def run_again(hidden: Tensor) -> Node:
+            self.before_recomputing(layer)
             hidden.node, ops.kept, ops.early_stop = before, kept, True
             held = [hidden, *tables, *([] if mask is None else [mask])]
             if ops.keep_linears:
@@ -136,30 +154,33 @@ class SymbolicStep:
         tape.grad_enabled, ops.kept = True, None
         return tape.differentiable(output, "checkpoint", run_again, (hidden,), (hidden,), kind=Checkpoint)
 
+    def before_recomputing(self, layer: Layer) -> None:
+        """What an engine does in a layer's backward until something saved is asked for; here nothing."""
+
     def _decoder_layer(self, layer: Layer, hidden: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_1)
-        hidden, weights = self._attention(layer, hidden, mask, tables)
+        hidden, weights = self.module("attention", lambda _: self._attention(layer, hidden, mask, tables))
         hidden = self.ops.add(residual, hidden)
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_2)
-        hidden = self._mlp(layer, hidden)
+        hidden = self.module("mlp", partial(self._mlp, layer), hidden)
         return self.ops.add(residual, hidden, last=True)
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        ops = self.ops
+        ops, gate, up = self.ops, partial(self._linear, "gate", x, layer.gate), partial(self._linear, "up", x, layer.up)
         if self.run.layer_kernels == "liger":
-            product = liger.silu_mul(ops, ops.linear(x, layer.gate), ops.linear(x, layer.up))
+            product = liger.silu_mul(ops, gate(), up())
         else:
-            product = ops.multiply(ops.silu(ops.linear(x, layer.gate)), ops.linear(x, layer.up))
-        return ops.linear(product, layer.down, last=True)
+            product = ops.multiply(self.module("silu", ops.silu, gate()), up())
+        return self._linear("down", product, layer.down, last=True)
 
     def _attention(self, layer: Layer, x: Tensor, mask: Tensor | None, tables: tuple) -> tuple[Tensor, Tensor | None]:
         ops = self.ops
-        q, k, v = (ops.linear(x, weight) for weight in (layer.q, layer.k, layer.v))
+        q, k, v = (self._linear("qkv", x, weight) for weight in (layer.q, layer.k, layer.v))
         q, k = self._rotary(q, k, tables)
         output, weights = self.attend(ops, self.run, q, k, v, mask)
-        return ops.linear(output, layer.o), weights
+        return self._linear("o", output, layer.o), weights
 
     def _rotary(self, q: Tensor, k: Tensor, tables: tuple) -> tuple[Tensor, Tensor]:
         ops, model = self.ops, self.run.model
@@ -175,7 +196,7 @@ class SymbolicStep:
         labels = padded if run.micro_batch == 1 else self.tape.new(run.tokens, INDEX_BYTES, "clone")
         if run.loss_kernel == "liger":
             return liger.linear_cross_entropy(ops, hidden, self.head, labels)
-        logits = ops.linear(hidden, self.head, part="logits")
+        logits = self._linear("head", hidden, self.head, part="logits")
         return ops.cross_entropy(ops.cast(logits, FP32_BYTES, part="logits"), labels)
 
     def optimizer_step(self) -> None:
@@ -185,8 +206,9 @@ class SymbolicStep:
     def update(self, parameters: list[Tensor]) -> None:
         """Make the states in the first step, and the temporary copies of the implementation."""
         name = self.run.optimizer
-        if name.startswith("adamw") and not self.states:
-            self.states = [state for parameter in parameters for state in self._adam_states(parameter)]
+        for parameter in parameters if name.startswith("adamw") else ():
+            if id(parameter) not in self.states:
+                self.states[id(parameter)] = self._adam_states(parameter)
         if name == "adamw-foreach":
             roots = [self.ops.like(parameter, "foreach_sqrt") for parameter in parameters]
             del roots
@@ -196,6 +218,14 @@ class SymbolicStep:
                 denominator = self.ops.like(parameter, "div")
                 del root
             del denominator
+
+    def replace_parameters(self, by: dict[int, Tensor]) -> None:
+        """Put other tensors in the place of the weights: `by` has them by the `id` of the old ones."""
+        for owner in (self, *self.layers):
+            for name, value in vars(owner).items():
+                if id(value) in by:
+                    setattr(owner, name, by[id(value)])
+        self.parameters = [by[id(parameter)] for parameter in self.parameters]
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:

@@ -6,7 +6,6 @@ Files named here lie under deepspeed/runtime.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
@@ -19,9 +18,6 @@ from labs_utils.symbolic_operators import FP32_BYTES
 
 NORM_BYTES = 8  # zero/utils.py, `get_norm_dtype`: fp64
 BUCKET_ELEMENTS = 500_000_000  # zero/config.py, `reduce_bucket_size`
-SIZE_KEYS = {"reduce_bucket_size", "allgather_bucket_size"}
-LARGEST_ELEMENTS = 2**40
-ALL_RANKS = 4
 ALLREDUCE_ELEMENTS = 500_000_000  # engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`
 
 
@@ -190,55 +186,3 @@ def spans(sizes: list[tuple[int, int]], part_elements: int) -> Iterator[tuple[in
             found.append((rank, share))
             position += share
         yield key, found
-
-
-def why_not_covered(run: Run) -> str | None:
-    """Why these steps don't cover a run of several ranks; None if they do."""
-    if run.zero_stage == 3:
-        return "ZeRO stage 3 isn't estimated yet; stages 0 to 2 are"
-    if run.offload != "none":
-        return f"offload {run.offload!r} isn't estimated yet; 'none' is"
-    for key, value in run.zero.items():
-        if key == "overlap_comm" and type(value) is bool:
-            continue
-        if key not in SIZE_KEYS | {"overlap_comm"} and not key.startswith("stage3_"):
-            return f"zero key {key!r} isn't estimated yet; {', '.join(sorted(SIZE_KEYS))} and overlap_comm are"
-        if key == "overlap_comm" or not is_size(value, least=0 if key.startswith("stage3_") else 1):
-            kind = "true or false" if key == "overlap_comm" else "a whole number of elements"
-            return f"zero key {key!r} must be {kind}, not {str(value)[:40]!r}"
-    return None
-
-
-def is_size(value, least: int) -> bool:
-    """Whether a value is a whole number of elements that a model could have."""
-    return type(value) in (int, float) and least <= value <= LARGEST_ELEMENTS and value == int(value)
-
-
-def distributed_step(run: Run, device: Device, rank: int = 0) -> SymbolicStep:
-    """The run's step on one of several ranks."""
-    if run.engine == "ddp":
-        return DdpStep(run, device)
-    if run.zero_stage == 0:
-        return (MasterStep if run.precision.endswith("-master") else AllReduceStep)(run, device)
-    return ZeroStep(run, device, rank)
-
-
-def telling_ranks(run: Run, device: Device) -> list[int]:
-    """Ranks one of which has the largest peak: all of a few; of many, the ends and those that own the most.
-
-    What differs is a rank's owned gradients, the fp64 norm of the largest, and when in backward they come. The last is
-    left out: of tiny models' many ranks one that isn't asked may have 1.5 % more.
-    """
-    if run.engine == "ddp" or run.zero_stage == 0:
-        return [0]
-    if run.world_size <= ALL_RANKS:
-        return list(range(run.world_size))
-    step = ZeroStep(run, device)
-    owned, with_norm = Counter(), Counter()
-    for parameter in step.parameters:
-        for rank, elements in step.spans[id(parameter)]:
-            owned[rank] += parameter.elements * step.itemsize
-            with_norm[rank] = max(with_norm[rank], elements * NORM_BYTES)
-    with_norm.update(owned)
-    most = [rank for sizes in (owned, with_norm) for rank, _ in sizes.most_common(3)]
-    return sorted({0, *most, run.world_size - 1})

@@ -10,7 +10,7 @@ from labs_utils.device import CPU, H200, find_device
 from labs_utils.dry_run import dry_run
 from labs_utils.estimate import estimate, step_timeline
 from labs_utils.run import LLAMA_8B, ModelShape, Run
-from labs_utils.symbolic_zero import distributed_step, telling_ranks
+from labs_utils.symbolic_ranks import distributed_step, telling_ranks
 
 # What the course promises. The two differ by scalars (0-dim tensors of the loss and of masks), a few bytes in all.
 AGREEMENT = 1e-3
@@ -178,7 +178,11 @@ def test_heads_too_large_for_fused_kernels_are_left_to_eager_attention():
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"zero_stage": 3}, "ZeRO stage 3 isn't estimated yet"),
+        ({"zero_stage": 3, "layer_kernels": "liger"}, "Liger's kernels at ZeRO stage 3 aren't estimated yet"),
+        (
+            {"zero_stage": 3, "zero": {"stage3_max_reuse_distance": -1}},
+            "zero key 'stage3_max_reuse_distance' must",
+        ),
         ({"zero_stage": 2, "offload": "optimizer"}, "offload 'optimizer' isn't estimated yet"),
         ({"zero_stage": 1, "zero": {"round_robin_gradients": True}}, "zero key 'round_robin_gradients' isn't"),
         ({"zero_stage": 1, "precision": "bf16"}, "DeepSpeed keeps an fp32 master copy"),
@@ -206,6 +210,33 @@ def test_zero_keeps_2_and_12_nths_bytes_a_parameter_and_steps_at_2_and_20_nths(r
     steps_bytes = answer.provenance["phase_peak_bytes"]["optimizer"]
     largest = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size  # an owner keeps the whole of a gradient that it shares
     assert parameters * (2 + 20 / ranks) <= steps_bytes * 1.0001 <= parameters * (2 + 20 / ranks) + 2.001 * largest
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_stage_3_keeps_16_nths_bytes_a_parameter_and_steps_at_less_in_sub_groups(ranks):
+    run = Run(model=LLAMA_8B, seq_len=16, zero_stage=3, world_size=ranks, precision="bf16-master")
+    answer, parameters = estimate(run, CPU), LLAMA_8B.parameters
+    bucket_bytes, sub_group_bytes = 2 * 500_000_000, 6 * 1_000_000_000
+    whole = estimate(run.replace(zero={"sub_group_size": 10**12}), CPU).provenance["phase_peak_bytes"]["optimizer"]
+    assert whole == pytest.approx(parameters * 22 / ranks + bucket_bytes, rel=1e-3)
+    parts = answer.provenance["phase_peak_bytes"]["optimizer"]
+    assert parts <= whole * 1.0001 and parts >= parameters * 16 / ranks + bucket_bytes
+    assert parts <= parameters * 16 / ranks + bucket_bytes + 1.1 * sub_group_bytes + 2 * 525_336_576 * 6 / ranks
+
+
+def stage_3_backward_bytes(**zero):
+    run = Run(model=LLAMA_8B, seq_len=16, zero_stage=3, world_size=8, precision="bf16-master", zero=zero)
+    return estimate(run, CPU).provenance["phase_peak_bytes"]["backward"]
+
+
+def test_stage_3_keeps_whole_weights_up_to_the_reuse_distance_and_gathers_ahead_up_to_the_bucket():
+    kept, released = stage_3_backward_bytes(), stage_3_backward_bytes(stage3_max_reuse_distance=0)
+    everything = stage_3_backward_bytes(stage3_max_reuse_distance=10**12)
+    assert released <= kept < everything and everything - released > 1.6 * LLAMA_8B.parameters
+    nothing, much = (
+        stage_3_backward_bytes(stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=size) for size in (0, 10**9)
+    )
+    assert nothing < released < much
 
 
 def test_ddp_takes_a_second_set_of_gradients_while_it_accumulates():

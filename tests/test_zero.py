@@ -19,7 +19,7 @@ from labs_utils.estimate import estimate, read_off
 from labs_utils.launch import LaunchError, launch
 from labs_utils.measure import measure
 from labs_utils.run import ModelShape, Run
-from labs_utils.symbolic_zero import distributed_step
+from labs_utils.symbolic_ranks import distributed_step
 from labs_utils.training import TrainingStep, build_batch
 
 pytestmark = pytest.mark.slow
@@ -35,6 +35,10 @@ NOTHING_KEPT = {
     "reduce_bucket_size": BUCKET, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 0,
 }  # fmt: skip
+AHEAD = {
+    "reduce_bucket_size": 10_000, "stage3_param_persistence_threshold": 100, "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 6000, "sub_group_size": 9000,
+}  # fmt: skip
 FP32 = {
     "ddp": {"engine": "ddp"},
     "ddp, accumulated": {"engine": "ddp", "grad_accum": 2},
@@ -47,6 +51,8 @@ FP32 = {
     "stage 2, optimizer offloaded": {"zero_stage": 2, "offload": "optimizer"},
     "stage 3, all offloaded": {"zero_stage": 3, "offload": "all"},
     "stage 3, checkpointed": {"zero_stage": 3, "checkpointing": "full"},
+    "stage 3, gathered ahead": {"zero_stage": 3, "grad_accum": 2, "checkpointing": "full", "zero": AHEAD},
+    "stage 3, kept": {"zero_stage": 3, "zero": {**AHEAD, "stage3_max_reuse_distance": 20_000}},
 }
 
 
@@ -114,7 +120,7 @@ def test_a_rank_holds_what_the_paper_says(world_size, stage):
         assert 2 * share <= held["gradients"] <= 2 * share + across
 
 
-ESTIMATED = [(2, name) for name in ("0", "1", "2", *FP32) if "3" not in name and "offloaded" not in name] + [(4, "1")]
+ESTIMATED = [(2, name) for name in ("0", "1", "2", "3", *FP32) if "offloaded" not in name] + [(4, "1"), (4, "3")]
 
 
 @pytest.mark.parametrize("world_size, name", ESTIMATED)

@@ -1,0 +1,75 @@
+"""Which symbolic step stands for a rank of DDP or DeepSpeed, which ranks to ask, and which runs none stands for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from labs_utils.device import Device
+from labs_utils.run import Run
+from labs_utils.symbolic_llama import SymbolicStep
+from labs_utils.symbolic_zero import NORM_BYTES, AllReduceStep, DdpStep, MasterStep, ZeroStep
+from labs_utils.symbolic_zero3 import LIMITS, Zero3Step
+
+BUCKETS = {"reduce_bucket_size", "allgather_bucket_size"}  # in elements, of which there must be one
+STAGE_3 = {*LIMITS.values(), "stage3_param_persistence_threshold", "sub_group_size"}
+LARGEST_ELEMENTS = 2**62
+ALL_RANKS = 4
+
+
+def why_not_covered(run: Run) -> str | None:
+    """Why these steps don't cover a run of several ranks; None if they do."""
+    if run.offload != "none":
+        return f"offload {run.offload!r} isn't estimated yet; 'none' is"
+    if run.zero_stage == 3 and "liger" in (run.layer_kernels, run.loss_kernel):
+        return "Liger's kernels at ZeRO stage 3 aren't estimated yet; 'torch' is"
+    reasons = (why_not_setting(key, value) for key, value in run.zero.items())
+    return next(filter(None, reasons), None)
+
+
+def why_not_setting(key: str, value) -> str | None:
+    """Why an entry of a run's `zero` isn't covered."""
+    if key == "overlap_comm":
+        return None if type(value) is bool else f"zero key {key!r} must be true or false, not {str(value)[:40]!r}"
+    if key not in BUCKETS | STAGE_3:
+        known = ", ".join(sorted(BUCKETS | STAGE_3))
+        return f"zero key {key!r} isn't estimated yet; overlap_comm, {known} are"
+    if not is_size(value, least=key in BUCKETS):
+        return f"zero key {key!r} must be a whole number of elements, not {str(value)[:40]!r}"
+    return None
+
+
+def is_size(value, least: int) -> bool:
+    """Whether a value is a whole number of elements."""
+    return type(value) in (int, float) and least <= value <= LARGEST_ELEMENTS and value == int(value)
+
+
+def distributed_step(run: Run, device: Device, rank: int = 0) -> SymbolicStep:
+    """The run's step on one of several ranks."""
+    if run.engine == "ddp":
+        return DdpStep(run, device)
+    if run.zero_stage == 0:
+        return (MasterStep if run.precision.endswith("-master") else AllReduceStep)(run, device)
+    if run.zero_stage == 3:
+        return Zero3Step(run, device)
+    return ZeroStep(run, device, rank)
+
+
+def telling_ranks(run: Run, device: Device) -> list[int]:
+    """Ranks one of which has the largest peak: all of a few; of many, the ends and those that own the most.
+
+    At stages 1 and 2 what differs is a rank's owned gradients, the fp64 norm of the largest, and when in backward they
+    come. The last is left out: of tiny models' many ranks one that isn't asked may have 1.5 % more.
+    """
+    if run.engine == "ddp" or run.zero_stage in (0, 3):
+        return [0]
+    if run.world_size <= ALL_RANKS:
+        return list(range(run.world_size))
+    step = ZeroStep(run, device)
+    owned, with_norm = Counter(), Counter()
+    for parameter in step.parameters:
+        for rank, elements in step.spans[id(parameter)]:
+            owned[rank] += parameter.elements * step.itemsize
+            with_norm[rank] = max(with_norm[rank], elements * NORM_BYTES)
+    with_norm.update(owned)
+    most = [rank for sizes in (owned, with_norm) for rank, _ in sizes.most_common(3)]
+    return sorted({0, *most, run.world_size - 1})
