@@ -125,7 +125,7 @@ ESTIMATED = [(2, name) for name in ("0", "1", "2", "3", *FP32) if "offloaded" no
 
 @pytest.mark.parametrize("world_size, name", ESTIMATED)
 def test_every_ranks_peaks_are_estimated(world_size, name):
-    """All phases, to a few scalars. Under load gloo's thread lets go of what it has sent late, into the next phase."""
+    """All phases, to a few scalars. Gloo copies what it reduces, and under load lets go of that in the next phase."""
     for rank, found in enumerate(ranks_of(world_size)[name]):
         answer = Answer.model_validate(found["answer"])
         step = distributed_step(answer.run, CPU, rank)
@@ -134,7 +134,7 @@ def test_every_ranks_peaks_are_estimated(world_size, name):
         estimated = read_off(step.tape.timeline, answer.run, "estimate", CPU)
         sent_bytes = PARAMETERS * (4 if answer.run.precision == "fp32" else 2)
         for phase, peak_bytes in phase_peaks(answer).items():
-            assert -64 <= peak_bytes - phase_peaks(estimated)[phase] <= sent_bytes
+            assert -64 <= peak_bytes - phase_peaks(estimated)[phase] <= sent_bytes + 64
 
 
 @pytest.mark.parametrize("name", ["2", "stage 2, small buckets"])
