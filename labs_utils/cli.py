@@ -69,12 +69,16 @@ def measure(
 
 
 @app.command()
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    full: Annotated[bool, typer.Option("--full", help="Measure what a step's time is made of too: a minute.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Say what this machine can do: rates measured, packages tried, and what each lab shows on it."""
     from labs_utils.doctor import doctor as examined
     from labs_utils.findings import print_tables
+    from labs_utils.step_rates import measured_in_full
 
-    report = examined()
+    report = examined(measure_in_full=measured_in_full) if full else examined()
     typer.echo(report.model_dump_json()) if as_json else print_tables(report)
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, NonNegativeInt
 
 from labs_utils.device import CPU, Device, this_device, usable_cores
-from labs_utils.rates import Rate, measured_rates
+from labs_utils.rates import Measured, Rate, measured_rates
 from labs_utils.timing import Spread
 
 TRIAL_SECONDS = 60
@@ -58,7 +58,10 @@ class Machine(BaseModel, frozen=True):
 
 
 class Report(BaseModel, frozen=True, extra="forbid"):
-    """A machine, its rates and its packages. Rates were measured on it, or are a vendor's peaks: `source`."""
+    """A machine, its rates and its packages. Rates were measured on it, or are a vendor's peaks: `source`.
+
+    `details` are what `labs doctor --full` measures besides, and `remarks` say what of that can't be measured there.
+    """
 
     source: Literal["measured", "data sheet"]
     date: str
@@ -66,6 +69,8 @@ class Report(BaseModel, frozen=True, extra="forbid"):
     versions: dict[str, str]
     rates: tuple[Rate, ...]
     packages: tuple[Package, ...]
+    details: tuple[Measured, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -89,19 +94,10 @@ class Report(BaseModel, frozen=True, extra="forbid"):
         """Lines of `data/measurements/benchmarks.jsonl`, one a rate; none from a data sheet, which measured nothing."""
         if self.source != "measured":
             return []
+        command = f"labs doctor{' --full' if self.details else ''} --json"
         where = {"device": self.machine.device, "driver": self.machine.driver}
-        provenance = {**self.versions, **where, "date": self.date, "command": "labs doctor --json"}
-        return [
-            {
-                "subject": rate.subject,
-                "shape": rate.shape,
-                "metric": "rate",
-                "value": rate.per_second.model_dump(),
-                "unit": rate.unit,
-                "provenance": provenance,
-            }
-            for rate in self.rates
-        ]
+        provenance = {**self.versions, **where, "date": self.date, "command": command}
+        return [measured.to_line(provenance) for measured in (*self.rates, *self.details)]
 
 
 def data_sheet_report(device: Device) -> Report:
@@ -204,12 +200,18 @@ def doctor(
     look: Callable[[], Machine] = this_machine,
     measure: Callable[[str, float], list[Rate]] = measured_rates,
     attempt: Callable[[str, Machine], Package] = tried,
+    measure_in_full: Callable[[str, float, int], tuple[list[Measured], list[str]]] | None = None,
 ) -> Report:
-    """Report on this machine, in about 15 seconds. Each of the three steps can be given in place of the real one."""
+    """Report on this machine, in about 15 seconds. Each of the three steps can be given in place of the real one.
+
+    `measure_in_full`, if given (`labs_utils.step_rates.measured_in_full`), measures what `Report.details` holds.
+    """
     machine = look()
     with ThreadPoolExecutor() as pool:
         packages = tuple(pool.map(lambda name: attempt(name, machine), INSTEAD))
-    rates = measure("cuda" if machine.is_gpu else "cpu", machine.compute_capability)  # once nothing else is running
+    where = ("cuda" if machine.is_gpu else "cpu", machine.compute_capability)
+    rates = measure(*where)  # once nothing else is running
+    details, remarks = measure_in_full(*where, machine.gpus) if measure_in_full else ((), ())
     return Report(
         source="measured",
         date=datetime.date.today().isoformat(),
@@ -217,4 +219,6 @@ def doctor(
         versions={"python": platform.python_version(), **package_versions()},
         rates=tuple(rates),
         packages=packages,
+        details=tuple(details),
+        remarks=tuple(remarks),
     )

@@ -15,20 +15,23 @@ Table = tuple[Sequence[str], list[Sequence]]
 
 
 def tables(report: Report) -> dict[str, Table]:
-    """Columns and rows under "machine", "rates", "packages" and "labs"."""
+    """Columns and rows under "machine", "rates", "packages" and "labs", and "details" where there are any."""
     source = "measured here" if report.source == "measured" else "data sheet"
     rates = [(rate.subject, str(rate), _size(rate.shape)) for rate in report.rates]
     packages = [(each.name, each.verdict, each.why, "" if each.works else each.instead) for each in report.packages]
+    details = [(each.subject, str(each), _size(each.shape)) for each in report.details]
+    details += [(remark, "", "") for remark in report.remarks]
     return {
         "machine": ((report.title, ""), machine_rows(report)),
         "rates": (("what", source, "size"), rates),
         "packages": (("package", "here", "how, or why not", "shown instead"), packages),
         "labs": (("lab", f"what it shows on: {report.title}"), consequences(report)),
+        **({"details": (("what a step's time is made of", source, "size"), details)} if details else {}),
     }
 
 
 def print_tables(report: Report) -> None:
-    """Print the four tables in a terminal."""
+    """Print the tables in a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -139,5 +142,8 @@ def _kernels(report: Report, name: str, kernels: str) -> str:
 
 
 def _size(shape: dict[str, int]) -> str:
-    """Such as "256.0 MiB" or "1,024 × 1,024 × 1,024"."""
-    return worded_bytes(shape["bytes"]) if "bytes" in shape else " × ".join(f"{side:,}" for side in shape.values())
+    """Such as "256.0 MiB", "1,024 × 1,024 × 1,024", or "512 seq_len, 32 heads"."""
+    if set(shape) == set("mnk"):
+        return " × ".join(f"{side:,}" for side in shape.values())
+    sizes = [worded_bytes(size) if name == "bytes" else f"{size:,} {name}" for name, size in shape.items()]
+    return ", ".join(sizes)

@@ -22,12 +22,38 @@ class Rate(BaseModel, frozen=True):
     subject: str
     shape: dict[str, int] = {}
     per_second: Spread
-    unit: Literal["bytes/s", "FLOP/s"]
+    unit: Literal["bytes/s", "FLOP/s", "parameters/s"]
 
     def __str__(self) -> str:
         """Such as "55.0 GB/s" or "1.2 TFLOP/s", in powers of ten as data sheets have them."""
         size, prefix = (1e12, "T") if self.per_second.median >= 1e12 else (1e9, "G")
+        if self.unit == "parameters/s":
+            return f"{self.per_second.median / 1e9:.3g} billion parameters/s"
         return f"{self.per_second.median / size:.3g} {prefix}{'B/s' if self.unit == 'bytes/s' else self.unit}"
+
+    def to_line(self, provenance: dict) -> dict:
+        """The line of `data/measurements/benchmarks.jsonl` that records it."""
+        fields = {"subject": self.subject, "shape": self.shape, "metric": "rate"}
+        return {**fields, "value": self.per_second.model_dump(), "unit": self.unit, "provenance": provenance}
+
+
+class Timing(BaseModel, frozen=True):
+    """What something takes for so much of it, where that is no rate."""
+
+    subject: str
+    shape: dict[str, int] = {}
+    seconds: Spread
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.seconds.median:.3g} ms"
+
+    def to_line(self, provenance: dict) -> dict:
+        """The line of `data/measurements/benchmarks.jsonl` that records it."""
+        fields = {"subject": self.subject, "shape": self.shape, "metric": "seconds"}
+        return {**fields, "value": self.seconds.model_dump(), "unit": "s", "provenance": provenance}
+
+
+Measured = Rate | Timing
 
 
 def measured_rates(device: str, capability: float) -> list[Rate]:
