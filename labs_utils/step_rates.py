@@ -32,7 +32,10 @@ HOST_SHAPE = {
     "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": HOST_LAYERS, "num_attention_heads": 8,
     "num_key_value_heads": 8, "vocab_size": 2048,
 }  # fmt: skip
-HOST_VARIANTS = {"": {}, ", full checkpointing": {"checkpointing": "full"}, ", two micro-steps": {"grad_accum": 2}}
+HOST_VARIANTS = {
+    "": {}, ", two micro-steps": {"grad_accum": 2}, ", full checkpointing": {"checkpointing": "full"},
+    ", selective checkpointing": {"checkpointing": "keep-attention"},
+}  # fmt: skip
 STAGE_3_KEYS = {
     "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 3 * 10**6,
@@ -312,7 +315,8 @@ def host_of_engines(ranks: int) -> Iterator[Timing]:
         keys = {"zero": STAGE_3_KEYS} if stage == 3 else {}
         fields = {"engine": "deepspeed", "precision": "bf16-master", "zero_stage": stage, "world_size": ranks}
         runs += host_runs(**fields, **keys).items()
-    runs = [(name, run) for name, run in runs if run.zero_stage == 3 or run.checkpointing == "none"]
+    told = {3: ("none", "full")}
+    runs = [(name, run) for name, run in runs if run.checkpointing in told.get(run.zero_stage, ("none",))]
     argument = {"runs": [run.to_dict() for _, run in runs]}
     answers = [found["answer"] for found in launch("labs_utils.workers.zero", argument, ranks, 120, show=quietly)[0]]
     for (name, run), answer in zip(runs, answers, strict=True):

@@ -9,8 +9,22 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from labs_utils.timeline import Event, Timeline
+
+
+class Work(NamedTuple):
+    """An operator that ran: the bytes that it wrote, the size of their numbers, and the operations of its products.
+
+    `phase` is that of the timeline, or "recompute" for what a checkpointed layer does again in backward.
+    """
+
+    phase: str
+    operator: str
+    nbytes: int
+    itemsize: int
+    flops: int
 
 
 class Storage:
@@ -82,15 +96,16 @@ class Checkpoint(Node):
 
 
 class Tape:
-    """Records a `Timeline`. `grad_enabled` is False while a checkpointed layer runs forward.
+    """Records a `Timeline`, and in `work` what was computed. `grad_enabled` is False where nothing is saved.
 
     With `offloads`, what is saved waits on the host, as under `torch.autograd.graph.save_on_cpu`.
     """
 
     def __init__(self, offloads: bool = False):
         self.timeline, self.offloads = Timeline(), offloads
+        self.work: list[Work] = []
         self.phase = "before"
-        self.grad_enabled = True
+        self.grad_enabled, self.recomputing = True, False
         self._next_storage = self._next_order = 0
 
     def begin(self, phase: str) -> None:
@@ -118,8 +133,10 @@ class Tape:
         """Say what a tensor's storage is; it counts as that from its first event on."""
         self.timeline.part_of[tensor.storage.identity] = part
 
-    def new(self, elements: int, itemsize: int, operator: str, part: str | None = None) -> Tensor:
-        """A fresh tensor without history."""
+    def new(self, elements: int, itemsize: int, operator: str, part: str | None = None, flops: int = 0) -> Tensor:
+        """A fresh tensor without history, from an operator of so many multiplications and additions in products."""
+        phase = "recompute" if self.recomputing else self.phase
+        self.work.append(Work(phase, operator, elements * itemsize, itemsize, flops))
         return Tensor(elements, itemsize, Storage(self, elements * itemsize, operator, part))
 
     def parameter(self, elements: int, itemsize: int) -> Tensor:

@@ -47,7 +47,8 @@ def fused_attention(kernel: str, ops: Operators, run: Run, q: Tensor, k: Tensor,
         k, q, v = (ops.cast(x, ops.autocast_bytes) for x in (k, q, v))
     ops.tape.put_in_order(*(x for x in (q, k, v) if not_in_order(run, x)))
     rows = round_up(run.seq_len, 32 if kernel == "efficient" and ops.workspace_bytes else 1)
-    output = ops.kept_or(lambda: ops.like(q, kernel))
+    flops = 4 * q.elements * run.seq_len // (1 if run.padded else 2)  # without a mask, the causal half
+    output = ops.kept_or(lambda: ops.like(q, kernel, flops=flops))
     logsumexp = ops.kept_or(
         lambda: ops.tape.new(run.micro_batch * run.model.num_attention_heads * rows, FP32_BYTES, kernel)
     )
@@ -64,7 +65,8 @@ def not_in_order(run: Run, x: Tensor) -> bool:
 
 
 def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved):
-    results = tuple(ops.like(x, f"{kernel}_backward") for x in (q, k, v))
+    flops = 10 * q.elements * run.seq_len // (1 if run.padded else 2)  # five products, where forward has two
+    results = tuple(ops.like(x, f"{kernel}_backward", flops=flops * (x is q)) for x in (q, k, v))
     model, batch, seq_len = run.model, run.micro_batch, run.seq_len
     heads, kv_heads = model.num_attention_heads, k.elements // (ops.tokens * model.head_dim)
     if kernel == "efficient":
@@ -78,11 +80,11 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
     in_order = lie_in_order(run) or (grouped(run) and run.model.num_key_value_heads > 1)  # copies do
-    weights = ops.matmul(q, keys, scores(run), lie_in_order(run), in_order, transposed=True)
+    weights = ops.matmul(q, keys, scores(run), run.model.head_dim, lie_in_order(run), in_order, transposed=True)
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
     weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
-    output = ops.matmul(weights, values, q.elements, True, in_order)
+    output = ops.matmul(weights, values, q.elements, run.seq_len, True, in_order)
     return ops.contiguous(output), weights
 
 
@@ -112,11 +114,12 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     expanded, values = (repeat_kv(ops, run, x, copied=True) for x in wide[1:])
     in_order = lie_in_order(run) or grouped(run)
     with ops.no_autocast():
-        weights = ops.matmul(query, ops.scale(expanded), scores(run), lie_in_order(run), in_order, transposed=True)
+        sizes = (scores(run), run.model.head_dim)
+        weights = ops.matmul(query, ops.scale(expanded), *sizes, lie_in_order(run), in_order, transposed=True)
         weights = add_mask(ops, weights, bias)
         weights = ops.softmax(weights)
         returned = ops.cast(weights.detach(), itemsize)
-        output = ops.cast(ops.matmul(weights, values, query.elements, True, in_order), itemsize)
+        output = ops.cast(ops.matmul(weights, values, query.elements, run.seq_len, True, in_order), itemsize)
     del wide, query, expanded, values, bias, weights, returned
     return ops.contiguous(output), None
 

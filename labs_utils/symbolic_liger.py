@@ -33,7 +33,8 @@ def linear_cross_entropy(ops: Operators, hidden: Tensor, head: Tensor, labels: T
     """ops/fused_linear_cross_entropy.py: makes the gradients in forward, one chunk of logits at a time."""
     hidden_size = hidden.elements // ops.tokens
     vocab_size = head.elements // hidden_size
-    for_hidden, for_head = ops.like(hidden, "liger_loss"), ops.like(head, "liger_loss")
+    flops = 6 * ops.tokens * head.elements  # the three products of a linear layer, all in forward
+    for_hidden, for_head = ops.like(hidden, "liger_loss", flops=flops), ops.like(head, "liger_loss")
     losses, valid = ops.tape.new(ops.tokens, FP32_BYTES, "liger_loss"), ops.tape.new(ops.tokens, 1, "liger_loss")
     chunk = chunk_tokens(ops.tokens, vocab_size, hidden_size)
     itemsize = ops.autocast_bytes or hidden.itemsize

@@ -142,7 +142,9 @@ class SymbolicStep:
             again = tape.differentiable(hidden.detach(), "input", lambda g, *_: (g,), (hidden,), tuple(held))
             residual_gradient = ops.tape.new(hidden.elements, ops.autocast_bytes, "to")  # autocast's, made before this
             del held, hidden
+            tape.recomputing = True
             output = self._decoder_layer(layer, again, *context)
+            tape.recomputing = False
             del residual_gradient
             ops.kept, ops.early_stop = None, False
             ops.cast_weights.clear()

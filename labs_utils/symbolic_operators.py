@@ -30,13 +30,14 @@ class Operators:
         self.keep_linears, self.kept, self.early_stop = False, None, False
         self._workspaces: dict[bool, Tensor] = {}
 
-    def apply(self, name: str, elements: int, itemsize: int, backward, inputs, saves=(), part=None) -> Tensor:
+    def apply(self, name: str, elements: int, itemsize: int, backward, inputs, saves=(), part=None, flops=0) -> Tensor:
         """A fresh output whose node runs `backward` and holds what it `saves`."""
-        return self.tape.differentiable(self.tape.new(elements, itemsize, name, part), name, backward, inputs, saves)
+        output = self.tape.new(elements, itemsize, name, part, flops)
+        return self.tape.differentiable(output, name, backward, inputs, saves)
 
-    def like(self, tensor: Tensor, name: str, part: str | None = None) -> Tensor:
+    def like(self, tensor: Tensor, name: str, part: str | None = None, flops: int = 0) -> Tensor:
         """A fresh tensor of another's size, without history."""
-        return self.tape.new(tensor.elements, tensor.itemsize, name, part)
+        return self.tape.new(tensor.elements, tensor.itemsize, name, part, flops)
 
     def scratch(self, sizes: list[int], name: str) -> None:
         """Hold what a CUDA kernel takes for itself, for a moment."""
@@ -70,10 +71,10 @@ class Operators:
         backward = lambda g: tuple(self.cast(g, size) for size in sizes)  # noqa: E731
         return self.tape.differentiable(output, "add", backward, (x, y), ())
 
-    def output(self, elements: int, itemsize: int, name: str, part: str | None = None, stopped: bool = False) -> Tensor:
+    def output(self, elements: int, itemsize: int, name: str, part=None, stopped: bool = False, flops=0) -> Tensor:
         """A fresh tensor; one without storage where a recomputation has stopped already."""
         if not stopped:
-            return self.tape.new(elements, itemsize, name, part)
+            return self.tape.new(elements, itemsize, name, part, flops)
         return Tensor(elements, itemsize, Storage(self.tape, 0, name, None))
 
     def scale(self, x: Tensor) -> Tensor:
@@ -98,14 +99,19 @@ class Operators:
             weight, x = self._cast_weight(weight), self.cast(x, self.autocast_bytes)
         self.tape.put_in_order(weight)  # as its transpose, it is saved
         self.take_workspace()
-        elements = weight.elements // (x.elements // self.tokens) * self.tokens
-        compute = partial(self.output, elements, x.itemsize, "mm", part, stopped=last and self.early_stop)
+        elements, flops = weight.elements // (x.elements // self.tokens) * self.tokens, self._linear_flops(weight)
+        compute = partial(self.output, elements, x.itemsize, "mm", part, last and self.early_stop, flops)
         output = self.kept_or(compute) if self.keep_linears else compute()
         return self.tape.differentiable(output, "linear", self._linear_backward, (weight, x), (weight, x))
 
     def _linear_backward(self, gradient: Tensor, weight: Tensor, x: Tensor) -> tuple:
         self.take_workspace()
-        return self.like(weight, "mm"), self.like(x, "mm")
+        flops = self._linear_flops(weight)
+        return self.like(weight, "mm", flops=flops), self.like(x, "mm", flops=flops)
+
+    def _linear_flops(self, weight: Tensor) -> int:
+        """Each of a linear layer's three products: a multiplication and an addition a token and weight."""
+        return 2 * self.tokens * weight.elements
 
     def _cast_weight(self, weight: Tensor) -> Tensor:
         if id(weight) not in self.cast_weights:
@@ -221,22 +227,24 @@ class Operators:
         self.scratch(scratch.softmax_backward(output.elements), "softmax_backward")
         return (result,)
 
-    def matmul(self, x: Tensor, y: Tensor, elements: int, x_in_order: bool, y_in_order: bool, transposed=False):
+    def matmul(self, x, y, elements: int, inner: int, x_in_order: bool, y_in_order: bool, transposed=False) -> Tensor:
         """A batched matrix product; saves both, cast by autocast and copied into order (batch and heads as one).
 
-        `transposed` says that y is a transposed view, unless it has been copied.
+        Sums run over `inner` products. `transposed` says that y is a transposed view, unless it has been copied.
         """
         if self.autocast_bytes:
             x, y = self.cast(x, self.autocast_bytes), self.cast(y, self.autocast_bytes)
         x, y = (t if in_order else self.contiguous(t) for t, in_order in ((x, x_in_order), (y, y_in_order)))
         self.tape.put_in_order(*[y] * (transposed and y_in_order))
         self.take_workspace()
-        return self.apply("bmm", elements, x.itemsize, self._matmul_backward, (x, y), (x, y))
+        flops = 2 * elements * inner
+        backward = partial(self._matmul_backward, flops)
+        return self.apply("bmm", elements, x.itemsize, backward, (x, y), (x, y), flops=flops)
 
-    def _matmul_backward(self, gradient: Tensor, x: Tensor, y: Tensor) -> tuple:
+    def _matmul_backward(self, flops: int, gradient: Tensor, x: Tensor, y: Tensor) -> tuple:
         self.take_workspace()
-        for_y = self.like(y, "bmm")
-        return self.like(x, "bmm"), for_y
+        for_y = self.like(y, "bmm", flops=flops)
+        return self.like(x, "bmm", flops=flops), for_y
 
     def embedding(self, ids: Tensor, weight: Tensor, hidden_size: int) -> Tensor:
         """Saves the token ids."""
