@@ -1,7 +1,8 @@
 """How far `estimate` and `dry_run` are from what was recorded, group by group, beside public calculators.
 
 No constant here or in the estimate was fitted to a recording: every term is a tensor, or a rule of a library that is
-named where it stands. So there is nothing to leave out and fit again; an error is a term that is missing.
+named where it stands. So there is nothing to leave out and fit again; an error is a term that is missing. Seconds come
+from rates that benchmarks of their own have measured.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ GROUPED_BY = (
     "engine", "attention", "checkpointing", "precision", "optimizer", "layer_kernels", "loss_kernel", "padded",
 )  # fmt: skip
 
+STEP_TIME = "step time"
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -36,8 +39,8 @@ class Errors:
 
 
 def methods(with_dry_run: bool) -> dict[str, Callable[[Run, str], int | None]]:
-    """Peak bytes of a run on a device, by each method that is compared; None where it has no answer."""
-    ours = {"estimate": lambda run, device: estimate(run, device).peak_bytes}
+    """Peak bytes of a run on a device, by each method that `estimate` is compared with; None: it has no answer."""
+    ours = {}
     if with_dry_run:
         from labs_utils.dry_run import dry_run
 
@@ -49,14 +52,24 @@ def errors_by_group(device: Device, with_dry_run: bool, progress=lambda rows: ro
     """For "all" and for each value of each field in `GROUPED_BY`: a method's errors over the device's recorded rows."""
     rows = [answer for answer in recorded() if answer.device == device.name and answer.outcome == "ok"]
     asked = methods(with_dry_run)
-    errors = [(row, {name: error(row, ask) for name, ask in asked.items()}) for row in progress(rows)]
+    errors = [(row, errors_of(row, asked)) for row in progress(rows)]
     groups = {"all": errors}
     for field in GROUPED_BY:
         for value in dict.fromkeys(getattr(row.run, field) for row in rows):
             groups[f"{field} = {value}"] = [pair for pair in errors if getattr(pair[0].run, field) == value]
+    names = ("estimate", *asked, STEP_TIME)
     return {
-        group: {name: Errors.of(found[name] for _, found in pairs) for name in asked} for group, pairs in groups.items()
+        group: {name: Errors.of(found[name] for _, found in pairs) for name in names} for group, pairs in groups.items()
     }
+
+
+def errors_of(row: Answer, asked: dict[str, Callable[[Run, str], int | None]]) -> dict[str, float | None]:
+    """One row's errors: of the peak by each method, and of the seconds a step by the estimate."""
+    guess = estimate(row.run, row.device)
+    asked = {"estimate": lambda run, device: guess.peak_bytes, **asked}
+    peaks = {name: error(row, ask) for name, ask in asked.items()}
+    is_timed = guess.step_seconds is not None and row.step_seconds
+    return {**peaks, STEP_TIME: guess.step_seconds / row.step_seconds - 1 if is_timed else None}
 
 
 def error(row: Answer, ask: Callable[[Run, str], int | None]) -> float | None:

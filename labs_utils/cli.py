@@ -104,12 +104,22 @@ def print_errors(found: dict[str, dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = "Error of the peak against recorded runs, in per cent: median / largest"
+    title = "Error against recorded runs, in per cent: median / largest, of the peak and of the estimated step time"
     table = Table("runs with", "runs", *found["all"], title=title, box=box.SIMPLE)
     for group, by_method in found.items():
-        cells = [f"{e.median_percent:.4f} / {e.largest_percent:.3f}" if e else "" for e in by_method.values()]
+        cells = [worded_errors(name, errors) for name, errors in by_method.items()]
         table.add_row(group, str(max(e.count for e in by_method.values() if e)), *cells)
     Console().print(table)
+
+
+def worded_errors(name: str, errors) -> str:
+    from labs_utils.accuracy import STEP_TIME
+
+    if errors is None:
+        return ""
+    if name == STEP_TIME:
+        return f"{errors.median_percent:.0f} / {errors.largest_percent:.0f}"
+    return f"{errors.median_percent:.4f} / {errors.largest_percent:.3f}"
 
 
 @app.command()

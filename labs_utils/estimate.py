@@ -1,10 +1,11 @@
-"""`estimate`: a run's memory from a training step written out in sizes; needs neither torch nor a GPU."""
+"""`estimate`: a run's memory and time from a training step written out in sizes; needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
 from labs_utils.answer import PHASES, Answer
 from labs_utils.device import Device, find_device
 from labs_utils.run import Run
+from labs_utils.step_time import step_seconds
 from labs_utils.symbolic_llama import SymbolicStep
 from labs_utils.symbolic_ranks import distributed_step, telling_ranks, why_not_covered
 from labs_utils.timeline import Timeline
@@ -18,7 +19,8 @@ def estimate(run: Run, device: Device | str | None = None) -> Answer:
     """What the run needs on a device (a `Device`, a name in `data/gpus.csv`, or None: this machine).
 
     Returns:
-        An `Answer` with `peak_bytes`, `phase` and `parts`, or with the outcome "unsupported" and the reason.
+        An `Answer` with `peak_bytes`, `phase` and `parts`, or with the outcome "unsupported" and the reason. On a GPU
+        that the run fits, also `step_seconds`, the sum of `provenance["step_seconds_terms"]` (`labs_utils.step_time`).
 
     Raises:
         DeviceError: for a name that isn't known.
@@ -27,7 +29,16 @@ def estimate(run: Run, device: Device | str | None = None) -> Answer:
     reason = why_unsupported(run, device)
     if reason:
         return Answer.unsupported(run, "estimate", device.name, reason)
-    return read_off(estimate_timeline(run, device), run, "estimate", device)
+    return with_step_seconds(read_off(estimate_timeline(run, device), run, "estimate", device), device)
+
+
+def with_step_seconds(answer: Answer, device: Device) -> Answer:
+    """The answer with the seconds of a step, where they are known, and their terms."""
+    terms = step_seconds(answer.run, device) if answer.outcome == "ok" else None
+    if terms is None:
+        return answer
+    provenance = {**answer.provenance, "step_seconds_terms": terms}
+    return answer.model_copy(update={"step_seconds": sum(terms.values()), "provenance": provenance})
 
 
 def estimate_timeline(run: Run, device: Device) -> Timeline:

@@ -135,9 +135,13 @@ class Tape:
 
     def new(self, elements: int, itemsize: int, operator: str, part: str | None = None, flops: int = 0) -> Tensor:
         """A fresh tensor without history, from an operator of so many multiplications and additions in products."""
-        phase = "recompute" if self.recomputing else self.phase
-        self.work.append(Work(phase, operator, elements * itemsize, itemsize, flops))
+        self.note(operator, elements * itemsize, itemsize, flops)
         return Tensor(elements, itemsize, Storage(self, elements * itemsize, operator, part))
+
+    def note(self, operator: str, nbytes: int, itemsize: int, flops: int = 0) -> None:
+        """Add to `work` what an operator computes, whether or not it makes a tensor."""
+        phase = "recompute" if self.recomputing else self.phase
+        self.work.append(Work(phase, operator, nbytes, itemsize, flops))
 
     def parameter(self, elements: int, itemsize: int) -> Tensor:
         tensor = self.new(elements, itemsize, "parameter", "parameters")

@@ -33,14 +33,16 @@ def linear_cross_entropy(ops: Operators, hidden: Tensor, head: Tensor, labels: T
     """ops/fused_linear_cross_entropy.py: makes the gradients in forward, one chunk of logits at a time."""
     hidden_size = hidden.elements // ops.tokens
     vocab_size = head.elements // hidden_size
-    flops = 6 * ops.tokens * head.elements  # the three products of a linear layer, all in forward
-    for_hidden, for_head = ops.like(hidden, "liger_loss", flops=flops), ops.like(head, "liger_loss")
+    for_hidden, for_head = ops.like(hidden, "liger_loss"), ops.like(head, "liger_loss")
     losses, valid = ops.tape.new(ops.tokens, FP32_BYTES, "liger_loss"), ops.tape.new(ops.tokens, 1, "liger_loss")
     chunk = chunk_tokens(ops.tokens, vocab_size, hidden_size)
     itemsize = ops.autocast_bytes or hidden.itemsize
     casts = autocast_copies(ops, head, chunk * hidden_size, several=chunk < ops.tokens)
     logits = ops.tape.new(chunk * vocab_size, itemsize, "liger_loss", "logits")
     del casts, logits, losses, valid
+    flops = 6 * ops.tokens * head.elements  # the three products of a linear layer, all in forward
+    moved_elements = 4 * head.elements * -(-ops.tokens // chunk)  # two read it; its gradient is read and written again
+    ops.tape.note("liger_loss", moved_elements * itemsize, itemsize, flops)
     backward = lambda g, *gradients: gradients  # noqa: E731
     inputs = (hidden, head)
     return ops.apply("liger_loss", 1, FP32_BYTES, backward, inputs, (for_hidden, for_head))
