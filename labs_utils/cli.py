@@ -194,14 +194,15 @@ def fail(sentence: str, code: int = 2) -> NoReturn:
 
 
 def print_table(answers: list[Answer]) -> None:
-    """One row an answer: what was asked, the outcome, the peak and the parts that make most of it, in GiB."""
+    """One row an answer: what was asked, the outcome, the peak in GiB, seconds, and the parts that make most of it."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("run", "device", "outcome", "peak", "made of", title="Peak memory, GiB", box=box.SIMPLE)
-    table.columns[3].justify = "right"
+    title = "Peak memory, GiB, and seconds a step"
+    table = Table("run", "device", "outcome", "peak", "step", "made of", title=title, box=box.SIMPLE)
+    table.columns[3].justify = table.columns[4].justify = "right"
     for answer in answers:
         table.add_row(*map(escape, row(answer)))
     Console().print(table)
@@ -215,6 +216,7 @@ def row(answer: Answer) -> Iterator[str]:
         return
     yield f"{answer.outcome}, {answer.phase}"
     yield gib(answer.peak_bytes)
+    yield "" if answer.step_seconds is None else f"{answer.step_seconds:.3g}"
     shown = {part: size for part, size in (answer.parts or {}).items() if size >= SHOWN_SHARE * answer.peak_bytes}
     yield ", ".join(f"{part.replace('_', ' ')} {gib(size)}" for part, size in shown.items())
 

@@ -42,6 +42,10 @@ def between(points: Points, size: float) -> float:
     return below * (above / below) ** share
 
 
+class MissingRate(LookupError):
+    """Something that was measured on no device that is asked: it has no line in the benchmarks."""
+
+
 class DeviceRates:
     """Seconds on a device, from lines that were measured on `source`, which may be another."""
 
@@ -56,11 +60,13 @@ class DeviceRates:
             lines = (line for line in self._lines if line.subject == subject)
             lines = (line for line in lines if all(line.shape.get(name) == value for name, value in fixed.items()))
             self._curves[key] = sorted((size(line.shape), line.value["median"]) for line in lines)
+        if not self._curves[key]:
+            raise MissingRate(subject)
         return self._curves[key]
 
     def value(self, subject: str) -> float:
         """The median of a subject that was measured at one size."""
-        return next(line.value["median"] for line in self._lines if line.subject == subject)
+        return self.curve(subject, lambda shape: 0)[0][1]
 
     def share(self, peak: str) -> float:
         """This device's peak rate as a share of the one that was measured, which has all of them."""
@@ -75,9 +81,10 @@ class DeviceRates:
 
     def attention_seconds(self, flops: float, kernel: str, part: str, seq_len: int, head_dim: int) -> float:
         """A fused attention kernel's "forward" or "backward"."""
-        dims = {line.shape["head_dim"] for line in self._lines if line.subject == f"{kernel} attention {part}"}
-        nearest = min(dims, key=lambda dim: (abs(dim - head_dim), dim))
-        rates = self.curve(f"{kernel} attention {part}", lambda shape: shape["seq_len"], head_dim=nearest)
+        subject = f"{kernel} attention {part}"
+        dims = {line.shape["head_dim"] for line in self._lines if line.subject == subject}
+        nearest = min(dims, key=lambda dim: (abs(dim - head_dim), dim), default=0)
+        rates = self.curve(subject, lambda shape: shape["seq_len"], head_dim=nearest)
         half = max(self.share(PEAK["bf16"]), self.share(PEAK["fp16"]))
         return flops / (between(rates, seq_len) * half)
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import NamedTuple
 
 from labs_utils.device import Device
-from labs_utils.device_rates import DeviceRates, rates_of
+from labs_utils.device_rates import DeviceRates, MissingRate, rates_of
 from labs_utils.engine_time import Collective, EngineWork, engine_work
 from labs_utils.run import Run
 from labs_utils.step_rates import host_runs
@@ -50,7 +50,15 @@ def step_seconds(run: Run, device: Device) -> dict[str, float] | None:
     rates = rates_of(device)
     if rates is None or run.offload != "none":
         return None
-    engine, (work, host_bytes) = engine_work(run), plain_step(run, device)
+    try:
+        return played(run, rates)
+    except MissingRate:
+        return None
+
+
+def played(run: Run, rates: DeviceRates) -> dict[str, float]:
+    """A step from its first operator to its last."""
+    engine, (work, host_bytes) = engine_work(run), plain_step(run, rates.device)
     clock, micro = Clock(), list(micro_step(run, work, engine, rates))
     clock.play(micro)
     clock.repeat(micro, run.grad_accum - 1)

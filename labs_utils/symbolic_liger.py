@@ -40,12 +40,19 @@ def linear_cross_entropy(ops: Operators, hidden: Tensor, head: Tensor, labels: T
     casts = autocast_copies(ops, head, chunk * hidden_size, several=chunk < ops.tokens)
     logits = ops.tape.new(chunk * vocab_size, itemsize, "liger_loss", "logits")
     del casts, logits, losses, valid
+    moved_bytes = head_bytes(ops, head) * -(-ops.tokens // chunk)
     flops = 6 * ops.tokens * head.elements  # the three products of a linear layer, all in forward
-    moved_elements = 4 * head.elements * -(-ops.tokens // chunk)  # two read it; its gradient is read and written again
-    ops.tape.note("liger_loss", moved_elements * itemsize, itemsize, flops)
+    ops.tape.note("liger_loss", moved_bytes, itemsize, flops)
     backward = lambda g, *gradients: gradients  # noqa: E731
     inputs = (hidden, head)
     return ops.apply("liger_loss", 1, FP32_BYTES, backward, inputs, (for_hidden, for_head))
+
+
+def head_bytes(ops: Operators, head: Tensor) -> int:
+    """What a chunk reads and writes of the head: two products read it or a cast of it, and its gradient grows."""
+    read = 2 * (ops.autocast_bytes or head.itemsize)
+    cast = 2 * (head.itemsize + ops.autocast_bytes) if ops.autocast_bytes else 0
+    return (read + cast + 2 * head.itemsize) * head.elements
 
 
 def autocast_copies(ops: Operators, head: Tensor, chunk_elements: int, several: bool) -> list[Tensor]:

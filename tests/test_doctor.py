@@ -6,11 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from labs_utils import doctor as doctor_module
+from labs_utils import step_rates
 from labs_utils.cli import app
 from labs_utils.device import CPU, find_device, known_devices
 from labs_utils.doctor import INSTEAD, Report, data_sheet_report, doctor, machine_with, this_machine, tried
 from labs_utils.findings import consequences, tables, tier
-from labs_utils.rates import Rate, matmul_rate, measured_rates, types_for
+from labs_utils.rates import Rate, Timing, matmul_rate, measured_rates, types_for
 from labs_utils.timing import Spread
 
 GIB = 2**30
@@ -30,13 +31,13 @@ def fake_rates(device, capability):
     return [Rate(subject=subject, shape={"bytes": 8}, per_second=per_second, unit="bytes/s") for subject in subjects]
 
 
-def report_on(name, works=True, **changes):
+def report_on(name, works=True, measure_in_full=None, **changes):
     """A report on a faked machine where every package works, or none does."""
 
     def attempt(package, machine):
         return doctor_module.why_not(package, machine) or doctor_module.package(package, works, "it was tried")
 
-    return doctor(lambda: machine(name, **changes), fake_rates, attempt)
+    return doctor(lambda: machine(name, **changes), fake_rates, attempt, measure_in_full)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,42 @@ def test_a_report_survives_json_and_makes_lines_to_record():
     assert line["value"] == {"median": 2e9, "p20": 1e9, "p80": 3e9}
     assert {"device", "driver", "date", "command", "torch", "python"} <= set(line["provenance"])
     assert len(report.benchmarks()) == len(report.rates)
+
+
+def test_a_full_report_says_what_was_measured_and_what_could_not_be():
+    timing = Timing(
+        subject="host: step of torch", shape={"layers": 2, "ranks": 1}, seconds=Spread(median=2, p20=1, p80=3)
+    )
+
+    def in_full(device, capability, gpus):
+        assert (device, capability, gpus) == ("cuda", 9.0, 1)
+        return [fake_rates(device, capability)[0], timing], ["There is one GPU here."]
+
+    report = report_on("H200", measure_in_full=in_full)
+    assert Report.model_validate_json(report.model_dump_json()) == report
+    line = json.loads(json.dumps(report.benchmarks()[-1]))
+    assert (line["metric"], line["unit"], line["value"]["median"]) == ("seconds", "s", 2)
+    assert line["provenance"]["command"] == "labs doctor --full --json"
+    columns, rows = tables(report)["details"]
+    assert rows[1:] == [("host: step of torch", "2e+03 ms", "2 layers, 1 ranks"), ("There is one GPU here.", "", "")]
+    assert "details" not in tables(report_on("H200"))
+
+
+def test_without_a_gpu_only_adam_on_the_cpu_is_measured_in_full(monkeypatch):
+    monkeypatch.setattr(step_rates, "CPU_ADAM_ELEMENTS", 1000)
+    found, remarks = step_rates.measured_in_full("cpu", 0.0, 0)
+    assert {rate.unit for rate in found} == {"parameters/s"} and all(rate.per_second.median > 0 for rate in found)
+    assert len(remarks) == 1 and "no GPU" in remarks[0]
+
+
+def test_a_part_that_fails_is_said_and_the_others_are_measured(monkeypatch):
+    def broken():
+        raise RuntimeError("no such kernel\nat line 3")
+        yield
+
+    monkeypatch.setattr(step_rates, "sections", lambda *machine: {"one": broken, "two": lambda: iter(["measured"])})
+    found, remarks = step_rates.measured_in_full("cuda", 9.0, 2)
+    assert found == ["measured"] and remarks == ["one can't be measured here: no such kernel"]
 
 
 def test_types_are_measured_only_where_the_device_has_them():
@@ -196,7 +233,7 @@ def test_what_is_not_installed_or_cannot_work_is_not_tried(monkeypatch):
 
 @pytest.fixture
 def reported(monkeypatch):
-    monkeypatch.setattr("labs_utils.doctor.doctor", lambda: report_on("T4"))
+    monkeypatch.setattr("labs_utils.doctor.doctor", lambda **measure: report_on("T4", **measure))
 
 
 def test_labs_doctor_prints_tables(reported):
@@ -208,3 +245,9 @@ def test_labs_doctor_prints_tables(reported):
 def test_labs_doctor_prints_one_json_object(reported):
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert Report.model_validate_json(result.output) == report_on("T4")
+
+
+def test_labs_doctor_measures_in_full_only_when_asked(reported, monkeypatch):
+    monkeypatch.setattr("labs_utils.step_rates.measured_in_full", lambda *machine: ([], ["Nothing else is here."]))
+    shown = [CliRunner().invoke(app, ["doctor", *options]).output for options in ([], ["--full"])]
+    assert "Nothing else" not in shown[0] and "Nothing else" in shown[1]
