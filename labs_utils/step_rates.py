@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from labs_utils.rates import COPIED_BYTES, Measured, Rate, Timing, fp32_products_in, types_for
+from labs_utils.host_rates import collectives, host_alone, host_of_engines
+from labs_utils.rates import COPIED_BYTES, Measured, Rate, fp32_products_in, types_for
 from labs_utils.run import Run
 from labs_utils.timing import Spread, time_calls
 
@@ -26,21 +27,6 @@ LENGTHS, HEAD_DIMS = (512, 2048, 8192, 16384), (64, 128)
 PASS_ROWS, PASS_COLUMNS = (512, 2048, 8192), 4096
 ADAM_TENSORS, ADAM_ROWS = 16, 4096
 CPU_ADAM_ELEMENTS = 5 * 10**7
-LINK_BYTES = [2**power for power in (12, 16, 20, 22, 24, 26, 28, 30)]
-HOST_LAYERS = 12
-HOST_SHAPE = {
-    "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": HOST_LAYERS, "num_attention_heads": 8,
-    "num_key_value_heads": 8, "vocab_size": 2048,
-}  # fmt: skip
-HOST_VARIANTS = {
-    "": {}, ", two micro-steps": {"grad_accum": 2}, ", full checkpointing": {"checkpointing": "full"},
-    ", selective checkpointing": {"checkpointing": "keep-attention"},
-}  # fmt: skip
-STAGE_3_KEYS = {
-    "stage3_max_reuse_distance": 0,
-    "stage3_prefetch_bucket_size": 3 * 10**6,
-    "reduce_bucket_size": 5 * 10**7,
-}
 Section = Callable[[], Iterator[Measured]]
 
 
@@ -265,60 +251,3 @@ def cpu_adam() -> Iterator[Rate]:
             )
     finally:
         torch.set_num_threads(before)
-
-
-def collectives(ranks: int) -> Iterator[Timing]:
-    """Collectives between all GPUs, by size: the slowest rank's median."""
-    from labs_utils.launch import launch
-
-    of_ranks = launch("labs_utils.workers.links", {"bytes": LINK_BYTES}, ranks, 120, show=quietly)
-    for found in zip(*of_ranks, strict=True):
-        slowest = max(found, key=lambda each: each["seconds"]["median"])
-        shape = {"bytes": slowest["bytes"], "ranks": ranks}
-        yield Timing(subject=slowest["collective"], shape=shape, seconds=slowest["seconds"])
-
-
-def quietly(text: str) -> None:
-    """Show no progress: standard output is the report's."""
-
-
-def host_runs(**fields) -> dict[str, Run]:
-    """Steps of a model so small that the GPU waits for the host, by what is done besides."""
-    run = {"model": HOST_SHAPE, "seq_len": 128, **fields}
-    return {name: Run.parse({**run, **variant}) for name, variant in HOST_VARIANTS.items()}
-
-
-def host_timing(name: str, run: Run, seconds: Spread) -> Timing:
-    engine = run.engine + (f" stage {run.zero_stage}" if run.engine == "deepspeed" else "")
-    shape = {"layers": run.model.num_hidden_layers, "ranks": run.world_size}
-    return Timing(subject=f"host: step of {engine}{name}", shape=shape, seconds=seconds)
-
-
-def host_alone(device: str = "cuda") -> Iterator[Timing]:
-    """Plain PyTorch: the whole step, and its forward alone."""
-    from labs_utils.training import TrainingStep
-
-    for name, run in host_runs().items():
-        step = TrainingStep(run, device)
-        yield host_timing(name, run, time_calls(step, device, warmups=3))
-        if not name:
-            forward = time_calls(lambda step=step: step.model(**step.batch, use_cache=False), device, warmups=3)
-            yield host_timing(", forward alone", run, forward)
-
-
-def host_of_engines(ranks: int) -> Iterator[Timing]:
-    """DDP and DeepSpeed's stages, in processes of their own; recomputing tells only where modules have hooks."""
-    from labs_utils.launch import launch
-
-    runs = list(host_runs(engine="ddp", world_size=ranks).items())
-    for stage in range(4):
-        keys = {"zero": STAGE_3_KEYS} if stage == 3 else {}
-        fields = {"engine": "deepspeed", "precision": "bf16-master", "zero_stage": stage, "world_size": ranks}
-        runs += host_runs(**fields, **keys).items()
-    told = {3: ("none", "full")}
-    runs = [(name, run) for name, run in runs if run.checkpointing in told.get(run.zero_stage, ("none",))]
-    argument = {"runs": [run.to_dict() for _, run in runs]}
-    answers = [found["answer"] for found in launch("labs_utils.workers.zero", argument, ranks, 120, show=quietly)[0]]
-    for (name, run), answer in zip(runs, answers, strict=True):
-        spread = {"p20": answer["provenance"]["step_seconds_p20"], "p80": answer["provenance"]["step_seconds_p80"]}
-        yield host_timing(name, run, Spread(median=answer["step_seconds"], **spread))

@@ -11,9 +11,11 @@ from labs_utils import device_rates, step_rates
 from labs_utils.device import CPU, H200, find_device
 from labs_utils.device_rates import MissingRate, between, rates_of
 from labs_utils.estimate import estimate
+from labs_utils.host_rates import host_runs
 from labs_utils.recall import recorded
 from labs_utils.run import LLAMA_1B, LLAMA_8B, TINY, Run
-from labs_utils.step_time import TERMS, Clock, Task, plain_step, step_seconds
+from labs_utils.step_time import TERMS, Clock, Task, step_seconds
+from labs_utils.step_work import plain_step
 from labs_utils.training import TrainingStep
 
 MOST_MEDIAN = 0.20
@@ -177,5 +179,5 @@ def test_every_variant_has_its_work_in_three_phases(variant):
 
 
 def test_what_is_measured_has_the_names_that_are_asked_for():
-    assert set(step_rates.host_runs()) >= {"", ", two micro-steps", ", full checkpointing", ", selective checkpointing"}
+    assert set(host_runs()) >= {"", ", two micro-steps", ", full checkpointing", ", selective checkpointing"}
     assert torch.cuda.is_available() or list(step_rates.sections("cpu", 0.0, 0)) == ["Adam on the CPU"]
