@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs_utils.accuracy import Errors, accelerate_says, deepspeed_says, error, errors_by_group
+from labs_utils.accuracy import STEP_TIME, Errors, accelerate_says, deepspeed_says, error, errors_by_group
 from labs_utils.device import H200
 from labs_utils.estimate import why_unsupported
 from labs_utils.recall import recorded
@@ -20,6 +20,11 @@ def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leav
     assert everything["accelerate"].median_percent > 10 and everything["DeepSpeed"].median_percent > 10
     covered = [why_unsupported(answer.run, H200) is None for answer in recorded() if answer.outcome == "ok"]
     assert everything["estimate"].count == sum(covered) > 0.95 * len(covered)
+
+
+def test_the_step_time_is_within_its_target(found):
+    everything = found["all"][STEP_TIME]
+    assert everything.median_percent <= 20 and everything.count > 0.9 * found["all"]["estimate"].count
 
 
 def test_every_group_is_within_the_target(found):

@@ -161,7 +161,7 @@ def test_products_of_layers_are_as_fast_as_square_ones_of_as_many_operations():
     for shape, value in ((line.shape, line.value) for line in lines):
         flops = 2 * shape["m"] * shape["n"] * shape["k"]
         shares.append(flops / rates.product_seconds(flops, "bf16") / value["median"])
-    assert len(shares) > 10 and statistics.median(shares) == pytest.approx(1, abs=0.05)
+    assert len(shares) > 10 and statistics.median(shares) == pytest.approx(1, abs=0.1)
     assert 0.8 < min(shares) and max(shares) < 1.35
 
 
