@@ -89,7 +89,9 @@ class Clock:
         self.host = self.device = self.elapsed
 
     def add(self, term: str, seconds: float) -> None:
-        """Time in which nothing else happens."""
+        """Time in which nothing else happens, and for which the host waits too."""
+        if not seconds:
+            return
         self.host = self.device = self.elapsed + seconds
         self._busy[term] += seconds
 

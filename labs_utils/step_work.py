@@ -13,7 +13,7 @@ PHASES = ("forward", "recompute", "backward")
 # Bytes read and written for each byte that an operator writes; 2, if it isn't here.
 PASSES = {
     "add": 3, "mul": 2.5, "silu_backward": 3, "softmax_backward": 6, "div": 1, "embedding_backward": 1, "expand": 1.5,
-    "foreach_sqrt": 0, "cublas": 0, "mask": 1, "pad": 0, "ones_like": 0,
+    "cublas": 0, "mask": 1, "pad": 0, "ones_like": 0,
 }  # fmt: skip
 REDUCING = ("mean", "sum")  # they read what the operator before them wrote
 SUBJECT = {

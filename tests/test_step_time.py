@@ -129,6 +129,11 @@ def test_a_gpu_that_is_done_waits_and_a_host_that_is_ahead_does_not_tell():
     clock.wait()
     clock.play([Task("optimizer", 1.0, 1.0)])
     assert clock.elapsed == 10.0 and clock.terms()["host"] == 2.5
+    clock.host = 0.0
+    clock.add("copies", 0.0)
+    assert clock.host == 0.0  # nothing to wait for
+    clock.add("copies", 2.0)
+    assert clock.host == clock.device == 12.0 and clock.terms()["copies"] == 2.0
 
 
 def test_playing_again_takes_as_long_as_the_second_time():
