@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import WEIGHT_BYTES
+from labs_utils.symbolic_zero import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS
+from labs_utils.symbolic_zero3 import limits
 
 DDP_BUCKET_BYTES = 25 * 2**20  # torch/nn/parallel/distributed.py, `bucket_cap_mb`
-BUCKET_ELEMENTS = 500_000_000  # zero/config.py, `reduce_bucket_size`; engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`
-PREFETCH_ELEMENTS = 50_000_000  # zero/config.py, `stage3_prefetch_bucket_size`
-REUSE_ELEMENTS = 1_000_000_000  # zero/config.py, `stage3_max_reuse_distance`
 CHECKED = 4  # utils.py, `has_inf_or_nan`: the largest and the smallest of 16-bit gradients
 NORM_FP32 = 10  # fp16/unfused_optimizer.py, `get_weight_norm`: to fp32, and a norm of that
 UNSCALED = 8  # in fp32, and only where losses are scaled
@@ -73,7 +72,7 @@ def ddp_work(run: Run) -> EngineWork:
 def all_reduce_work(run: Run) -> EngineWork:
     """Stage 0: gradients flat, averaged, all-reduced and copied back; then `fp16/unfused_optimizer.py`."""
     itemsize, parameters = WEIGHT_BYTES[run.precision], run.model.parameters
-    reduced = Collective("all_reduce", itemsize * parameters, itemsize * BUCKET_ELEMENTS)
+    reduced = Collective("all_reduce", itemsize * parameters, itemsize * ALLREDUCE_ELEMENTS)
     of_master = CHECKED + NORM_FP32 + UNSCALED + 2 * cast_bytes(run) if itemsize == 2 else 0
     return EngineWork(step_bytes=(6 * itemsize + of_master) * parameters, collectives=(reduced,))
 
@@ -103,8 +102,8 @@ def stage_3_work(run: Run) -> EngineWork:
     """Stage 3: weights gathered for forward and, unless they are kept, for backward; gradients reduce-scattered."""
     itemsize, ranks, beside = WEIGHT_BYTES[run.precision], run.world_size, run.zero.get("overlap_comm", True)
     nbytes, zero = itemsize * run.model.parameters, run.zero
-    prefetch_bytes = itemsize * max(1, zero.get("stage3_prefetch_bucket_size", PREFETCH_ELEMENTS))
-    is_kept = run.model.parameters <= zero.get("stage3_max_reuse_distance", REUSE_ELEMENTS)
+    prefetch_bytes = itemsize * max(1, limits(zero).prefetch)
+    is_kept = run.model.parameters <= limits(zero).reuse_distance
     bucket_bytes = itemsize * zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
     return EngineWork(
         micro_bytes=(4 + 3 / ranks) * nbytes,

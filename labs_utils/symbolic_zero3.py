@@ -31,8 +31,9 @@ class Stage3Operators(Operators):
 
     def _linear_backward(self, gradient: Tensor, weight: Tensor, x: Tensor) -> tuple:
         self.take_workspace()
-        for_x = self.like(x, "mm")
-        return self.like(weight, "mm"), for_x
+        flops = self._linear_flops(weight)
+        for_x = self.like(x, "mm", flops=flops)
+        return self.like(weight, "mm", flops=flops), for_x
 
 
 class Zero3Step(SymbolicStep):
