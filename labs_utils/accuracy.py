@@ -18,7 +18,8 @@ from labs_utils.recall import recorded
 from labs_utils.run import Run
 
 GROUPED_BY = (
-    "engine", "attention", "checkpointing", "precision", "optimizer", "layer_kernels", "loss_kernel", "padded",
+    "engine", "zero_stage", "world_size", "attention", "checkpointing", "precision", "optimizer", "layer_kernels",
+    "loss_kernel", "padded",
 )  # fmt: skip
 
 STEP_TIME = "step time"
