@@ -20,18 +20,20 @@ from labs_utils.zero_config import why_not_distributed
 def work(argument: dict, progress: Progress) -> list[dict]:
     """Train the runs in `argument["runs"]` one after another, or the one that `argument` is.
 
-    `argument["steps"]`, if given, says how many losses are wanted.
+    `argument["steps"]`, if given, says how many losses are wanted; with `argument["measure"]` false, the peak and the
+    time of a step aren't measured, which takes the longest.
 
     Returns:
-        For each run `answer`: an `Answer` as measured on this rank; `losses` of the first steps, each the mean of its
-        micro-steps; `held_bytes` after backward by kind and device; `communicated` in one step by collective.
+        For each run `answer`: an `Answer` as measured on this rank (None if not asked for); `losses` of the first
+        steps, each the mean of its micro-steps; `held_bytes` after backward by kind and device, and with accumulation
+        `held_between_bytes`, before the last micro-step; `communicated` in one step by collective.
 
     Raises:
         RunError: if a run is for another number of ranks.
     """
     runs = [this_run(run) for run in argument.get("runs", [argument])]
     steps = max(argument.get("steps", 0), WARM_STEPS + 1)
-    return [train(run, steps, progress) for run in runs]
+    return [train(run, steps, argument.get("measure", True), progress) for run in runs]
 
 
 def this_run(run: dict) -> Run:
@@ -47,11 +49,13 @@ def this_run(run: dict) -> Run:
     return run
 
 
-def train(run: Run, steps: int, progress: Progress) -> dict:
+def train(run: Run, steps: int, measure: bool, progress: Progress) -> dict:
     """What one run gives on this rank."""
     progress("building the model")
     step = build_step(run, rank_device())
     observed = observe(step, steps, progress)
+    if not measure:
+        return {"answer": None, **observed}
     progress("measuring memory and time")
     gpu = step.device.type == "cuda"
     answer = on_gpu(run, step, 0) if gpu else on_cpu(run, step, 0, partial(watch_held, step=step))
@@ -61,11 +65,14 @@ def train(run: Run, steps: int, progress: Progress) -> dict:
 def observe(step, steps: int, progress: Progress) -> dict:
     """Train so many steps; of the last one keep what was held after backward and what was communicated."""
     micro_losses, held, counter = [], {}, CommunicationCounter()
+    each = step.run.grad_accum
     hook = step.model.register_forward_hook(lambda model, inputs, output: micro_losses.append(output.loss.item()))
 
     def on_phase(name: str) -> None:
         if name == "optimizer":
-            held.update(held_bytes(step))
+            held["held_bytes"] = held_bytes(step)
+        elif name == "forward" and len(micro_losses) % each == each - 1 and each > 1:
+            held["held_between_bytes"] = held_bytes(step)
 
     for number in range(1, steps):
         progress(f"step {number} of {steps}")
@@ -74,9 +81,8 @@ def observe(step, steps: int, progress: Progress) -> dict:
     with counter:
         step(on_phase)
     hook.remove()
-    each = step.run.grad_accum
     losses = [sum(micro_losses[first : first + each]) / each for first in range(0, len(micro_losses), each)]
-    return {"losses": losses, "held_bytes": held, "communicated": counter.found}
+    return {"losses": losses, **held, "communicated": counter.found}
 
 
 def watch_held(tracker, step) -> None:
