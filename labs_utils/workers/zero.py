@@ -20,11 +20,11 @@ from labs_utils.zero_config import why_not_distributed
 def work(argument: dict, progress: Progress) -> list[dict]:
     """Train the runs in `argument["runs"]` one after another, or the one that `argument` is.
 
-    `argument["steps"]`, if given, says how many losses are wanted; with `argument["measure"]` false, the peak and the
-    time of a step aren't measured, which takes the longest.
+    `argument["steps"]`, if given, says how many losses are wanted. `argument["measured"]` says of how many runs, from
+    the first, peak and time are measured, which takes the longest; if it isn't given, of all.
 
     Returns:
-        For each run `answer`: an `Answer` as measured on this rank (None if not asked for); `losses` of the first
+        For each run `answer`: an `Answer` as measured on this rank (None if it isn't measured); `losses` of the first
         steps, each the mean of its micro-steps; `held_bytes` after backward by kind and device, and with accumulation
         `held_between_bytes`, before the last micro-step; `communicated` in one step by collective.
 
@@ -33,7 +33,8 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     """
     runs = [this_run(run) for run in argument.get("runs", [argument])]
     steps = max(argument.get("steps", 0), WARM_STEPS + 1)
-    return [train(run, steps, argument.get("measure", True), progress) for run in runs]
+    measured = argument.get("measured", len(runs))
+    return [train(run, steps, number < measured, progress) for number, run in enumerate(runs)]
 
 
 def this_run(run: dict) -> Run:
