@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -18,7 +19,8 @@ def on_ranks(world_size: int, work: Callable, limit_seconds: float = 20.0) -> li
     torch, so collectives need `group=group`, and those that take lists work.
 
     Raises:
-        Exception: the first that a rank has raised; the others then wait in vain for up to `limit_seconds`.
+        Exception: the first that a rank has raised. Its connections close then, so that no other waits for it; one that
+            waits for a rank that never comes gives up after `limit_seconds`.
     """
     store, errors = dist.HashStore(), []
 
@@ -28,6 +30,7 @@ def on_ranks(world_size: int, work: Callable, limit_seconds: float = 20.0) -> li
             return work(dist.ProcessGroupGloo(store, number, world_size, timedelta(seconds=limit_seconds)))
         except BaseException as error:
             errors.append((time.monotonic(), error))
+            traceback.clear_frames(error.__traceback__)  # they hold the group
 
     with ThreadPoolExecutor(world_size) as threads:
         results = list(threads.map(rank, range(world_size)))
