@@ -157,9 +157,9 @@ def test_the_oracles_tell_right_from_wrong_on_every_case(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_replicated_moments_are_beyond_the_judges_cap_and_parts_are_far_below(seed):
-    part = lab04.draw_trainings(np.random.default_rng(seed))["six groups of parameters"]
+    part = lab04.draw_trainings(np.random.default_rng(seed))["many groups of parameters"]
     moments = 8 * part["numel"] * part["groups"]
-    assert moments * part["world_size"] > 0.7 * MEMORY_BYTES and moments < MEMORY_BYTES / 8
+    assert moments * part["world_size"] > 0.7 * MEMORY_BYTES and moments < MEMORY_BYTES / 5
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -38,10 +38,10 @@ def draw_trainings(rng) -> dict:
         },
         "tiny gradients": {"world_size": 2, "numel": int(rng.integers(20, 50)), "gradient_scale": 1e-8},
         "one rank": {"world_size": 1, "numel": int(rng.integers(20, 50))},
-        "six groups of parameters": {
-            "world_size": 8,
+        "many groups of parameters": {
+            "world_size": 4,
             "numel": 2**20 - int(rng.integers(1, 8)),
-            "groups": 6,
+            "groups": 12,
             "steps": 1,
         },
     }
@@ -56,7 +56,7 @@ def numbers(seed: int, numel: int) -> torch.Tensor:
 
 
 def starting_weights(part: dict) -> torch.Tensor:
-    return numbers(part["seed"], part["numel"]).clone()
+    return numbers(part["seed"], part["numel"])
 
 
 def gradient_of(part: dict, step: int, rank: int) -> torch.Tensor:
@@ -68,15 +68,16 @@ def gradient_of(part: dict, step: int, rank: int) -> torch.Tensor:
 def trained(function: Callable, part: dict) -> dict:
     """The weights of every rank after the steps, shape (ranks, numel), and the most that a group's state takes."""
 
+    start = starting_weights(part)
+
     def rank(group) -> tuple[torch.Tensor, int]:
         states: list[dict] = [{} for _ in range(part["groups"])]
+        gradients = [gradient_of(part, step, group.rank()) for step in range(part["steps"])]
         for place in range(part["groups"]):
-            weights = starting_weights(part)
-            for step in range(part["steps"]):
-                gradient = gradient_of(part, step, group.rank())
-                function(group, weights, gradient, states[place], part["lr"])
+            weights = start.clone()
+            for gradient in gradients:
+                function(group, weights, gradient.clone(), states[place], part["lr"])
                 states[place] = plain(states[place])  # numbers and tensors, and no view of anything larger
-                del gradient
         return weights, max(state_bytes(state) for state in states)
 
     weights, sizes = zip(*on_ranks(part["world_size"], rank), strict=True)
