@@ -25,8 +25,9 @@ def work(argument: dict, progress: Progress) -> list[dict]:
 
     Returns:
         For each run `answer`: an `Answer` as measured on this rank (None if it isn't measured); `losses` of the first
-        steps, each the mean of its micro-steps; `held_bytes` after backward by kind and device, and with accumulation
-        `held_between_bytes`, before the last micro-step; `communicated` in one step by collective.
+        steps, each the mean of its micro-steps; by kind and device, `held_after_forward_bytes`, `held_bytes` (after
+        backward) and with accumulation `held_between_bytes` (before the last micro-step); `communicated` in one step by
+        collective.
 
     Raises:
         RunError: if a run is for another number of ranks.
@@ -64,7 +65,7 @@ def train(run: Run, steps: int, measure: bool, progress: Progress) -> dict:
 
 
 def observe(step, steps: int, progress: Progress) -> dict:
-    """Train so many steps; of the last one keep what was held after backward and what was communicated."""
+    """Train so many steps; of the last one keep what was held at three moments and what was communicated."""
     micro_losses, held, counter = [], {}, CommunicationCounter()
     each = step.run.grad_accum
     hook = step.model.register_forward_hook(lambda model, inputs, output: micro_losses.append(output.loss.item()))
@@ -72,6 +73,8 @@ def observe(step, steps: int, progress: Progress) -> dict:
     def on_phase(name: str) -> None:
         if name == "optimizer":
             held["held_bytes"] = held_bytes(step)
+        elif name == "backward":
+            held["held_after_forward_bytes"] = held_bytes(step)
         elif name == "forward" and len(micro_losses) % each == each - 1 and each > 1:
             held["held_between_bytes"] = held_bytes(step)
 
