@@ -33,8 +33,9 @@ def part_style(part: str, method: str) -> dict[str, Any]:
 def curve_style(number: int, method: str) -> dict[str, Any]:
     """How the curve with that number is drawn: filled markers, or hollow and dashed where it was recorded elsewhere."""
     colour, marker = CURVE_LOOKS[number % len(CURVE_LOOKS)]
-    hollow = {"linestyle": "--", "markerfacecolor": "white"} if method == "recall" else {"linestyle": "-"}
-    return {"color": colour, "marker": marker, "markersize": 6, **hollow}
+    line = {"color": colour, "marker": marker, "markersize": 6, "linestyle": "-"}
+    ring = {"markersize": 10, "linestyle": "--", "markerfacecolor": "white", "zorder": 1.9}  # around any other marker
+    return line | ring if method == "recall" else line
 
 
 def new_axes(title: str, xlabel: str, ylabel: str):

@@ -55,7 +55,10 @@ def plot_timeline(timeline: Timeline, title: str, phases: tuple[str, ...] = PHAS
 
 
 def plot_curves(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool | str = False) -> None:
-    """Draw a line with markers for each curve; `log` makes both axes logarithmic, "x" only that one (in doublings)."""
+    """Draw a line with markers for each curve; `log` makes both axes logarithmic, "x" only that one (in doublings).
+
+    Curves of one label have one colour: the same thing, found by two methods.
+    """
     ends = "; ".join(f"{curve} from {_end(curve, min)} to {_end(curve, max)}" for curve in curves)
     show(curves_figure(curves, title, xlabel, ylabel, log), f"{title} Line chart of {ylabel} by {xlabel}: {ends}.")
 
@@ -117,9 +120,9 @@ def thinned(moments: Sequence[Moment], most: int = MOST_MOMENTS) -> list[tuple[i
 
 def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, log: bool | str = False):
     """The figure of `plot_curves`."""
-    axes = new_axes(title, xlabel, ylabel)
-    for number, curve in enumerate(curves):
-        points = sorted(curve.points.items())
+    axes, labels = new_axes(title, xlabel, ylabel), list(dict.fromkeys(curve.label for curve in curves))
+    for curve in curves:
+        points, number = sorted(curve.points.items()), labels.index(curve.label)
         axes.plot(*zip(*points, strict=True), label=str(curve), **curve_style(number, curve.method))
     if log:
         xs = sorted({x for curve in curves for x in curve.points})

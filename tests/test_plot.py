@@ -91,6 +91,12 @@ def test_a_recorded_curve_is_hollow_and_dashed_and_says_so():
     assert (live.get_label(), old.get_label()) == ("SDPA (measured)", "eager (recorded)")
 
 
+def test_curves_of_one_label_have_one_colour():
+    curves = [Curve(label, {1: 1.0}, method) for label in "ab" for method in ("estimate", "recall")]
+    colours = [line.get_color() for line in curves_figure(curves, "How large?", "GPUs", "GiB").axes[0].lines]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+
+
 def test_every_part_has_a_colour_and_a_hatch_of_its_own():
     assert set(PARTS) < set(LOOKS)
     assert len({hatch for _, hatch in LOOKS.values()}) == len({colour for colour, _ in LOOKS.values()}) == len(LOOKS)
