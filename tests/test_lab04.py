@@ -2,6 +2,7 @@
 
 import ast
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import nbformat
@@ -14,7 +15,7 @@ from labs_utils.device import H100
 from labs_utils.exercises import lab04
 from labs_utils.exercises.contract import exercises_of
 from labs_utils.exercises.judge import MEMORY_BYTES
-from labs_utils.exercises.lone_rank import KINDS, lone_rank, ring_bytes
+from labs_utils.exercises.lone_rank import KINDS, lone_rank, rank_process, ring_bytes
 from labs_utils.exercises.ranks import on_ranks
 from labs_utils.launch import launch
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
@@ -124,16 +125,24 @@ def test_the_traffic_is_the_papers_where_the_lab_says_so():
 
 @pytest.mark.slow
 def test_a_lone_rank_is_a_real_one():
-    """Bytes held and communicated, against two real ranks at every stage; gradients are averaged in other buckets."""
-    lab = lab_after_launch()
+    """Bytes held and communicated, against two and four real ranks; gradients are averaged in other buckets."""
+    lab, four = lab_after_launch(), lab_with_four()
     numels = [weight.numel() for weight in build_model(lab["runs"]["DDP"], torch.device("cpu")).parameters()]
-    for stage in (0, 1, 2, 3):
-        real, alone = lab["two"][f"stage {stage}"][0], lone_rank(numels, stage, 2)
+    for stage, n in product((0, 1, 2, 3), (2, 4)):
+        real, alone = (lab["two"][f"stage {stage}"] if n == 2 else four[stage])[0], lone_rank(numels, stage, n)
         held = {kind: sum(real["held_between_bytes"][kind].values()) for kind in KINDS}
         counters = 4 * (len(numels) if stage in (0, 3) else 1)
         assert all(0 <= held[kind] - alone["held"][kind] <= counters for kind in KINDS)
         sent = {name: real["communicated"][name]["bytes"] for name in alone["communicated"]}
         assert sent == pytest.approx(alone["communicated"], abs=64)
+
+
+@pytest.mark.slow
+def test_a_lone_rank_that_was_interrupted_is_replaced():
+    rank_process().kill()
+    with pytest.raises(RuntimeError, match="import deepspeed"):
+        lone_rank([10, 6], 0, 2)
+    assert lone_rank([10, 6], 1, 2)["held"] == {"parameters": 32, "gradients": 32, "master_weights": 32, "moments": 64}
 
 
 @pytest.mark.slow

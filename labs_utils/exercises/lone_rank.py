@@ -43,11 +43,25 @@ def ring_bytes(communicated: dict[str, int], world_size: int) -> int:
 
 @cache
 def asked(case: str) -> str:
-    """A line of JSON for a line of JSON, from the process of DeepSpeed."""
-    process = rank_process()
-    process.stdin.write(f"{case}\n")
-    process.stdin.flush()
-    return process.stdout.readline()
+    """A line of JSON for a line of JSON, from the process of DeepSpeed.
+
+    Raises:
+        RuntimeError: one sentence, where that process has ended.
+    """
+    process, line = rank_process(), ""
+    try:
+        process.stdin.write(f"{case}\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+    except BrokenPipeError:
+        pass
+    finally:
+        if not line:  # interrupted, or ended: whoever asks next must not read this answer
+            process.kill()
+            rank_process.cache_clear()
+    if not line:
+        raise RuntimeError("the process that asks DeepSpeed has ended: does `import deepspeed` work here?")
+    return line
 
 
 @cache
