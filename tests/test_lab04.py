@@ -162,14 +162,16 @@ def test_with_default_sizes_stage_3_needs_more_than_stage_2_and_with_small_ones_
 def test_the_estimates_are_what_two_gpus_recorded():
     lab = after("one-b-runs", "one-b-recorded")
     assert all(abs(float(estimated) - float(recorded)) < 0.02 for *_, estimated, recorded in lab["rows"])
-    lab = after("one-b-runs", "chart-both-ways", "chart-ranks", "chart-recorded")
-    for runs in (*map(lab["by_ranks"], (0, 1, 2, 3)), *map(lab["by_tokens"], (1, 2, 3))):
-        guessed, seen = (curve.points for curve in lab["both_ways"]("", runs))
+    lab = after("one-b-runs", "time-seconds", "time-eight-b", "chart-both-ways")
+    by_ranks = [{n: lab["one_b_on"](n, s) for n in (1, 2, 4, 8)} for s in (0, 1, 2, 3)]
+    by_tokens = [{s: lab["eight_b"](stage, s) for s in (2048, 4096, 16384)} for stage in (1, 2, 3)]
+    for answers in (*by_ranks, *by_tokens):
+        guessed, seen = (curve.points for curve in lab["both_ways"]("", answers))
         assert all(guessed[x] == pytest.approx(seen[x], rel=0.002) for x in seen) and len(seen) >= 2
 
 
 def test_steps_say_that_stage_3_waits_for_the_host():
-    lab = after("one-b-runs", "time-seconds", "time-steps", "time-terms", "time-tokens")
+    lab = after("one-b-runs", "time-seconds", "time-steps", "time-terms", "time-eight-b", "time-tokens")
     assert lab["ratio"] > 3 and lab["steps"][3][0][1] > lab["steps"][3][1][1]
     terms = {stage: lab["terms"](stage) for stage in (1, 3)}
     assert terms[3]["host"] > 0.7 * sum(terms[3].values()) and terms[3]["communication"] == 0
