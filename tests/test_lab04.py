@@ -218,7 +218,7 @@ def test_the_oracles_tell_right_from_wrong_on_every_case(seed):
     for exercise in exercises_of("lab04"):
         case = exercise.draw(np.random.default_rng(seed))
         if exercise.id == "lab04.zero1_step":
-            case = {name: part for name, part in case.items() if part["groups"] == 1}
+            case = {name: part for name, part in case.items() if part["groups"] <= 2}
         truth = exercise.truth(case)
         answers = {"solution": SOLUTIONS[exercise.id]}
         answers |= {one.label: one.source for one in WRONG if one.exercise_id == exercise.id}

@@ -21,11 +21,13 @@ UPDATE_TOLERANCE = 1e-3  # of the way that the weights went; rounding in fp32 is
 PERIOD = 1009  # a prime, so that no two parts are alike
 COUNTER_BYTES = 64  # a state's step counters, whatever they are kept in
 TRAFFIC_TOLERANCE = 0.002  # flags and norms that are reduced as well, a few bytes in a hundred thousand
+WAIT_SECONDS = 8.0  # for a rank that never comes
+MARGIN = 0.05  # between a card and what a stage needs: more than a gradient that reaches over a boundary
 ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
 def draw_trainings(rng) -> dict:
-    """Weights that ranks share evenly or not, gradients as small as eps, one rank; many groups, too many to replicate.
+    """Weights that ranks share evenly or not, gradients as small as eps, one rank; groups in turn, and too many.
 
     Adam forgives a gradient that is N times too long, except where it is as small as eps.
     """
@@ -38,6 +40,7 @@ def draw_trainings(rng) -> dict:
         },
         "tiny gradients": {"world_size": 2, "numel": int(rng.integers(20, 50)), "gradient_scale": 1e-8},
         "one rank": {"world_size": 1, "numel": int(rng.integers(20, 50))},
+        "two groups in turn": {"world_size": 2, "numel": int(rng.integers(20, 50)), "groups": 2},
         "many groups of parameters": {
             "world_size": 4,
             "numel": 2**20 - int(rng.integers(1, 8)),
@@ -73,19 +76,25 @@ def trained(function: Callable, part: dict) -> dict:
     def rank(group) -> tuple[torch.Tensor, int]:
         states: list[dict] = [{} for _ in range(part["groups"])]
         gradients = [gradient_of(part, step, group.rank()) for step in range(part["steps"])]
-        for place in range(part["groups"]):
-            weights = start.clone()
-            for gradient in gradients:
+        waiting = {}
+        for step, gradient in enumerate(gradients, start=1):
+            for place in range(part["groups"]):
+                weights = waiting.pop(place, None) if step > 1 else start.clone()
                 function(group, weights, gradient.clone(), states[place], part["lr"])
                 states[place] = plain(states[place])  # numbers and tensors, and no view of anything larger
+                if step < part["steps"]:
+                    waiting[place] = weights
         return weights, max(state_bytes(state) for state in states)
 
-    weights, sizes = zip(*on_ranks(part["world_size"], rank), strict=True)
+    weights, sizes = zip(*on_ranks(part["world_size"], rank, WAIT_SECONDS), strict=True)
     return {"weights": torch.stack(weights), "state_bytes": max(sizes)}
 
 
-def state_bytes(state: dict) -> int:
-    return sum(value.nbytes if hasattr(value, "nbytes") else 8 for value in state.values())
+def state_bytes(value: Any) -> int:
+    """Bytes of a state, however nested it is."""
+    if isinstance(value, (dict, list, tuple)):
+        return sum(map(state_bytes, value.values() if isinstance(value, dict) else value))
+    return getattr(value, "nbytes", 8)
 
 
 def trained_by_torch(part: dict) -> dict:
@@ -238,16 +247,17 @@ step_traffic = Exercise(
 
 
 def draw_cards(rng) -> dict:
-    """Six cards for one model: each stage is the lowest once, then none; and one rank, where no stage helps."""
+    """For each stage a card that is just large enough, and one just too small; and one rank, where no stage helps."""
     ranks = int(rng.integers(3, 9))
-    numels = [2 * ranks * int(n) for n in rng.integers(20, 60, size=8)]
+    numels = [2 * ranks * int(n) for n in rng.integers(20, 60, size=32)]
     parameters, other = sum(numels), int(rng.integers(2, 12)) * sum(numels)
-    needed = [bytes_at(stage, ranks) * parameters for stage in STAGES]
-    limits = [1.2 * needed[0], *(needed[i] + 0.6 * (needed[i - 1] - needed[i]) for i in (1, 2, 3)), 0.8 * needed[3]]
-    names = [*(f"for stage {stage}" for stage in STAGES), "too small"]
     settings = {"numels": numels, "world_size": ranks, "other_bytes": other}
-    cards = {name: {**settings, "memory_bytes": int(limit) + other} for name, limit in zip(names, limits, strict=True)}
-    alone = {**settings, "world_size": 1, "memory_bytes": int(0.9 * needed[0]) + other}
+    cards = {}
+    for stage in STAGES:
+        needed = bytes_at(stage, ranks) * parameters
+        for name, factor in (("enough", 1 + MARGIN), ("too little", 1 - MARGIN)):
+            cards[f"just {name} for stage {stage}"] = {**settings, "memory_bytes": int(factor * needed) + other}
+    alone = {**settings, "world_size": 1, "memory_bytes": int(0.9 * bytes_at(0, 1) * parameters) + other}
     return {**cards, "a single rank": alone}
 
 

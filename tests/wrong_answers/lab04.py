@@ -1,7 +1,11 @@
 """Plausible mistakes in Lab 04."""
 
+import threading
+
 import torch
 import torch.distributed as dist
+
+_OUTSIDE = {}
 
 
 def _adam(part, gradient, state, lr, decay=0.01, corrected=True):
@@ -42,6 +46,19 @@ def zero1_step__keeps_all_moments_and_updates_its_part(group, weights, gradient,
     updated = weights.clone()
     _adam(updated, gradient / group.size(), state, lr)
     _gathered(group, weights, _parts(updated, group.size())[group.rank()].clone())
+
+
+def zero1_step__hides_all_moments_in_a_nest(group, weights, gradient, state, lr):
+    dist.all_reduce(gradient, group=group)
+    _adam(weights, gradient / group.size(), state.setdefault("moments", {}), lr)
+
+
+def zero1_step__keeps_moments_outside_of_the_state(group, weights, gradient, state, lr):
+    dist.all_reduce(gradient, group=group)
+    if not state:
+        _OUTSIDE[threading.get_ident()] = {}
+    state["step"] = state.get("step", 0) + 1
+    _adam(weights, gradient / group.size(), _OUTSIDE[threading.get_ident()], lr)
 
 
 def zero1_step__adds_gradients_up(group, weights, gradient, state, lr):
@@ -186,6 +203,16 @@ def lowest_stage__always_has_an_answer(parameters, world_size, other_bytes, memo
 def lowest_stage__forgets_the_master_weights(parameters, world_size, other_bytes, memory_bytes):
     n = world_size
     return _lowest((12, 4 + 8 / n, 2 + 10 / n, 12 / n), parameters, other_bytes, memory_bytes)
+
+
+def lowest_stage__has_gradients_in_fp32(parameters, world_size, other_bytes, memory_bytes):
+    n = world_size
+    return _lowest((18, 6 + 12 / n, 2 + 16 / n, 18 / n), parameters, other_bytes, memory_bytes)
+
+
+def lowest_stage__divides_only_the_moments_at_stage_1(parameters, world_size, other_bytes, memory_bytes):
+    n = world_size
+    return _lowest((16, 8 + 8 / n, 2 + 14 / n, 16 / n), parameters, other_bytes, memory_bytes)
 
 
 def lowest_stage__divides_whole_stages(parameters, world_size, other_bytes, memory_bytes):
