@@ -107,7 +107,7 @@ class DeviceRates:
             return 0.0
         piece = min(nbytes, piece_bytes)
         times = self.curve(name, lambda shape: shape["bytes"])
-        latency, seconds = times[0][1], between(times, piece)
+        latency, seconds = min(time for _, time in times), between(times, piece)
         if piece > times[-1][0]:
             seconds = times[-1][1] * piece / times[-1][0]
         measured = next(line.shape["ranks"] for line in self._lines if line.subject == name)

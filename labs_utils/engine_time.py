@@ -84,7 +84,7 @@ def partition_work(run: Run) -> EngineWork:
     """
     nbytes, ranks = WEIGHT_BYTES[run.precision] * run.model.parameters, run.world_size
     always, overlaps = run.zero_stage == 2, bool(run.zero.get("overlap_comm"))
-    bucket_bytes = WEIGHT_BYTES[run.precision] * run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
+    bucket_bytes = piece_bytes(run, run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
     to_bucket = (6 + (4 + 3 * (always and run.grad_accum > 1)) / ranks) * nbytes
     return EngineWork(
         micro_bytes=to_bucket * always,
@@ -102,9 +102,9 @@ def stage_3_work(run: Run) -> EngineWork:
     """Stage 3: weights gathered for forward and, unless they are kept, for backward; gradients reduce-scattered."""
     itemsize, ranks, beside = WEIGHT_BYTES[run.precision], run.world_size, run.zero.get("overlap_comm", True)
     nbytes, zero = itemsize * run.model.parameters, run.zero
-    prefetch_bytes = itemsize * max(1, limits(zero).prefetch)
+    prefetch_bytes = piece_bytes(run, limits(zero).prefetch)
     is_kept = run.model.parameters <= limits(zero).reuse_distance
-    bucket_bytes = itemsize * zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
+    bucket_bytes = piece_bytes(run, zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
     return EngineWork(
         micro_bytes=(4 + 3 / ranks) * nbytes,
         step_bytes=step_bytes(run) / ranks,
@@ -115,6 +115,12 @@ def stage_3_work(run: Run) -> EngineWork:
         ),
         part=1 / ranks,
     )
+
+
+def piece_bytes(run: Run, elements: float) -> float:
+    """So many elements at a time, though a weight, here of average size, is never cut to fit."""
+    weights = 9 * run.model.num_hidden_layers + 2
+    return WEIGHT_BYTES[run.precision] * max(elements, run.model.parameters / weights)
 
 
 def step_bytes(run: Run) -> int:

@@ -96,6 +96,7 @@ class Coordinator:
     under_way: dict[int, tuple[PartitionedWeight, Gathered]] = field(default_factory=dict)
     fetched_for: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: NEVER))
     in_backward: dict[tuple, Module] = field(default_factory=dict)
+    decided: dict[tuple, set[int]] = field(default_factory=dict)
 
     def reset(self) -> None:
         """`reset_step`, as a forward begins: a recorded order is complete now."""
@@ -179,7 +180,12 @@ class Coordinator:
                 self.release_weight(weight)
 
     def _kept(self, module: Module) -> set[int]:
-        """`__params_to_release`, the other way round: which of the module's weights stay."""
+        """`__params_to_release`, the other way round: which weights stay; decided once, for all steps."""
+        if (module.key, self.step) not in self.decided:
+            self.decided[module.key, self.step] = self._decide(module)
+        return self.decided[module.key, self.step]
+
+    def _decide(self, module: Module) -> set[int]:
         own = {id(weight): weight for weight in module.weights}
         kept = {key for key, weight in own.items() if weight.stays or self.fetched_for[key] > self.step}
         traversed, place = 0, self.step

@@ -97,7 +97,7 @@ class Operators:
         """
         if self.autocast_bytes:
             weight, x = self._cast_weight(weight), self.cast(x, self.autocast_bytes)
-        self.tape.put_in_order(weight)  # as its transpose, it is saved
+        self.before_product(weight)
         self.take_workspace()
         elements, flops = weight.elements // (x.elements // self.tokens) * self.tokens, self._linear_flops(weight)
         compute = partial(self.output, elements, x.itemsize, "mm", part, last and self.early_stop, flops)
@@ -108,6 +108,10 @@ class Operators:
         self.take_workspace()
         flops = self._linear_flops(weight)
         return self.like(weight, "mm", flops=flops), self.like(x, "mm", flops=flops)
+
+    def before_product(self, weight: Tensor) -> None:
+        """The weight is saved as its transpose."""
+        self.tape.put_in_order(weight)
 
     def _linear_flops(self, weight: Tensor) -> int:
         """Each of a linear layer's three products: a multiplication and an addition a token and weight."""

@@ -29,6 +29,9 @@ class Stage3Operators(Operators):
     def linear(self, x: Tensor, weight: Tensor, part: str | None = None, last: bool = False) -> Tensor:
         return super().linear(x, weight, part)
 
+    def before_product(self, weight: Tensor) -> None:
+        """The weight is saved as it is."""
+
     def _linear_backward(self, gradient: Tensor, weight: Tensor, x: Tensor) -> tuple:
         self.take_workspace()
         flops = self._linear_flops(weight)
