@@ -78,13 +78,15 @@ def test_threads_are_worth_what_the_lab_says():
 def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
     """Both ranks at once, so within a tenth; Adam over tensors that are warm, or not, within a fifth."""
     rows = [row for row in recorded() if row.run.offload == "optimizer" and row.outcome == "ok"]
-    told = [(row.provenance["split_seconds"], offload_seconds(row.run, recorded_host_rates(H200))) for row in rows]
-    assert told
-    for split, estimated in told:
-        if estimated:
-            assert estimated["gradient_transfer"] == pytest.approx(split["gradient_transfer"], rel=0.1)
-            assert estimated["parameter_transfer"] == pytest.approx(split["parameter_transfer"], rel=0.1)
-            assert estimated["cpu_adam"] == pytest.approx(split["cpu_adam"], rel=0.2)
+    rows = [row for row in rows if row.run.zero_stage < 3 and row.run.grad_accum == 1]
+    assert rows
+    for row in rows:
+        pinned = row.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
+        rates = recorded_host_rates(H200, row.provenance["threads_per_rank"], pinned)
+        estimated, split = offload_seconds(row.run, rates), row.provenance["split_seconds"]
+        assert estimated["gradient_transfer"] == pytest.approx(split["gradient_transfer"], rel=0.1)
+        assert estimated["parameter_transfer"] == pytest.approx(split["parameter_transfer"], rel=0.1)
+        assert estimated["cpu_adam"] == pytest.approx(split["cpu_adam"], rel=0.2)
 
 
 def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
