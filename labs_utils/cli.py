@@ -51,17 +51,21 @@ def measure(
     runs: RunsOption,
     out: Annotated[Path | None, typer.Option(help="Append each answer to this file as soon as it is made.")] = None,
     resume: Annotated[bool, typer.Option(help="Leave out runs that --out has an answer to.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Host threads of each rank; default: its cores.")] = None,
+    together: Annotated[int, typer.Option(min=1, help="So many runs of as many ranks share a launch.")] = 1,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds that a launch of ranks may take.")] = 600,
     as_json: JsonOption = False,
 ) -> None:
     """Run each run on this machine, one process each: peak bytes by phase, and seconds a step."""
-    from labs_utils.measure import measure_to_file
+    from labs_utils.measure import Settings, measure_to_file
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that workers are stopped
     if resume and out is None:
         fail("--resume needs --out, the file to go on with")
     good, bad_lines = read_all(runs)
     try:
-        answers = list(tqdm(measure_to_file(good, out, resume), total=len(good), unit="run", disable=None))
+        measured = measure_to_file(good, out, resume, Settings(threads, together, limit))
+        answers = list(tqdm(measured, total=len(good), unit="run", disable=None))
     except OSError as error:
         fail(f"{error.filename} can't be written: {error.strerror.lower()}")
     show(answers, as_json)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from labs_utils.offloading import compiled_cpu_adam
 from labs_utils.run import Run
 from labs_utils.training import TrainingStep, build_batch, build_model, build_optimizer
 from labs_utils.zero_config import deepspeed_config
@@ -16,14 +17,14 @@ from labs_utils.zero_config import deepspeed_config
 MODEL_SEED = 0
 
 
-def build_step(run: Run, device: torch.device) -> TrainingStep:
-    """The run's step on this rank, with the process group that it needs.
+def build_step(run: Run, device: torch.device, compiled: bool = False) -> TrainingStep:
+    """The run's step on this rank, with the process group that it needs; `compiled` is for `DeepSpeedStep`.
 
     All ranks begin with the same weights, and each has its own batch: that of the seed `batch_seed(rank)`.
     """
     start_process_group(run, device)
     torch.manual_seed(MODEL_SEED)
-    return (DeepSpeedStep if run.engine == "deepspeed" else DdpStep)(run, device)
+    return DeepSpeedStep(run, device, compiled) if run.engine == "deepspeed" else DdpStep(run, device)
 
 
 def start_process_group(run: Run, device: torch.device) -> None:
@@ -87,19 +88,28 @@ class DdpStep(TrainingStep):
 
 
 class DeepSpeedStep(TrainingStep):
-    """A DeepSpeed engine around the same model, optimizer and batch; `zero_stage` says what is partitioned."""
+    """A DeepSpeed engine around the same model, optimizer and batch; `zero_stage` says what is partitioned.
 
-    def __init__(self, run: Run, device: torch.device):
+    `compiled` says whether DeepSpeed's CPU Adam is there for a run that offloads; else PyTorch's fused one works there.
+    """
+
+    def __init__(self, run: Run, device: torch.device, compiled: bool = False):
         import deepspeed
 
-        self.run, self.device = run, device
+        self.run, self.device, self.compiled = run, device, compiled
         model = build_model(run, device)
-        optimizer = build_optimizer(run, model.parameters())
+        optimizer = self._build_optimizer(model.parameters())
         config = deepspeed_config(run, pin_memory=device.type == "cuda")
         self.model, self.zero_optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         self.optimizer = self.model.basic_optimizer
         torch.manual_seed(batch_seed(dist.get_rank()))
         self.batch = build_batch(run, device)
+
+    def _build_optimizer(self, parameters):
+        """The run's optimizer; offloaded from a GPU, `adamw` is DeepSpeed's CPU Adam, if it could be compiled."""
+        if self.run.offload != "none" and self.run.optimizer == "adamw" and self.compiled:
+            return compiled_cpu_adam(parameters)
+        return build_optimizer(self.run, parameters)
 
     def __call__(self, on_phase: Callable[[str], None] = lambda name: None, micro_steps: int | None = None) -> None:
         """One step of the engine; it takes as many micro-steps as it was told when it was made."""

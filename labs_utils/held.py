@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from labs_utils.allocator import pinned_bytes
+
 PART = {
     "parameters": "parameters", "gradients": "gradients", "master_weights": "optimizer_states",
     "moments": "optimizer_states", "buffers": "buffers",
@@ -18,6 +20,39 @@ GRADIENTS = (
 )  # fmt: skip
 BUCKETS = ("ipg_buckets",)  # during backward, gradients are views of them
 PARAMETERS = ("bit16_groups_flat", "lp_param_buffer", "param_groups_fp16_flat_cpu_memory")
+
+
+# Where an offloaded optimizer keeps what is the host's: the masters' gradients, staging copies, gradients to add to.
+ON_HOST = (
+    "param_buffer_of_bit16_for_cpu_offload_groups", "temp_grad_buffer_for_cpu_offload", "accumulated_grads_in_cpu",
+    "grad_partitions_flat_buffer", "param_groups_fp16_flat_cpu_memory",
+)  # fmt: skip
+
+
+def host_tensors(step) -> list[torch.Tensor]:
+    """The tensors that DeepSpeed keeps on the host for a run that offloads, each storage once.
+
+    By what they are for: ranks on a CPU have no other memory.
+    """
+    zero = getattr(step, "zero_optimizer", None)
+    if step.run.offload == "none":
+        return []
+    masters = attributes(zero, MASTER_WEIGHTS)
+    moments = list(tensors_in(list(step.optimizer.state.values())))
+    found = [*masters, *gradients(masters), *moments, *attributes(zero, ON_HOST)]
+    if step.run.offload == "all":
+        found += partitions(step.model.parameters())
+    return [tensor for tensor in without_repeats({"host": found})["host"] if tensor.device.type == "cpu"]
+
+
+def host_bytes(step) -> dict[str, int]:
+    """Bytes of those tensors: "pinned" as PyTorch's allocator rounds them up, and "pageable"."""
+    found = {"pinned": 0, "pageable": 0}
+    for tensor in host_tensors(step):
+        pinned = tensor.is_pinned()
+        nbytes = tensor.untyped_storage().nbytes()
+        found["pinned" if pinned else "pageable"] += pinned_bytes(nbytes) if pinned else nbytes
+    return found
 
 
 def held_tensors(step) -> dict[str, list[torch.Tensor]]:

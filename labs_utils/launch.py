@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,14 +37,32 @@ class LaunchError(RuntimeError):
         self.outcome, self.log = outcome, log
 
 
-def launch(
+def launch(worker: str, argument: dict, workers: int, *args, **settings) -> list[dict]:
+    """Run a worker in so many processes on this machine, and wait for them; arguments are those of `launch_each`.
+
+    Returns:
+        What each rank returned, in the order of the ranks.
+
+    Raises:
+        LaunchError: one sentence with the first real error. By then every process has ended.
+    """
+    parts = launch_each(worker, argument, workers, *args, **settings)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value
+
+
+def launch_each(
     worker: str,
     argument: dict,
     workers: int,
     limit_seconds: float = 600,
     port: int = 0,
     show: Callable[[str], None] | None = None,
-) -> list[dict]:
+    threads: int | None = None,
+) -> Generator[list[dict], None, list[dict]]:
     """Run a worker in so many processes on this machine: a GPU each, or the CPU where there are fewer GPUs.
 
     Args:
@@ -52,6 +70,10 @@ def launch(
         argument: plain data, the same for every rank.
         port: where the ranks meet; 0 lets the operating system choose.
         show: called with a few words as rank 0 gets on, and with "" at the end; default: a `ProgressLine`.
+        threads: how many threads each rank computes with on the host; default: they share the cores.
+
+    Yields:
+        Parts of the result, as soon as all ranks have left one (`labs_utils.workers.rank.keep`): a list by rank.
 
     Returns:
         What each rank returned, in the order of the ranks.
@@ -60,9 +82,9 @@ def launch(
         LaunchError: one sentence with the first real error. By then every process has ended.
     """
     refuse_taken(port)
-    with tempfile.TemporaryDirectory(prefix="labs-") as folder, Agent(Path(folder), workers, port) as agent:
+    with tempfile.TemporaryDirectory(prefix="labs-") as folder, Agent(Path(folder), workers, port, threads) as agent:
         kills_before = out_of_memory_kills()
-        timed_out = agent.run(worker, argument, limit_seconds, show or ProgressLine())
+        timed_out = yield from agent.run(worker, argument, limit_seconds, show or ProgressLine())
         answers = [agent.answer(rank) for rank in range(workers)]
         if all("result" in answer for answer in answers):
             return [answer["result"] for answer in answers]
@@ -86,11 +108,11 @@ def refuse_taken(port: int) -> None:
 class Agent:
     """The agent's process and the folder in which ranks leave their results; on exit nothing of it is left."""
 
-    def __init__(self, folder: Path, workers: int, port: int):
-        self._folder, self._workers, self._port = folder, workers, port
+    def __init__(self, folder: Path, workers: int, port: int, threads: int | None = None):
+        self._folder, self._workers, self._port, self._threads = folder, workers, port, threads
         self._last_told: dict[int, str] = {}
         self._process: subprocess.Popen | None = None
-        self._timed_out = False
+        self._timed_out, self._handed_on = False, 0
 
     def __enter__(self) -> Agent:
         return self
@@ -100,14 +122,17 @@ class Agent:
         if self._process is not None:
             self._process.stdout.close()
 
-    def run(self, worker: str, argument: dict, limit_seconds: float, show: Callable[[str], None]) -> bool:
-        """Wait until every process has ended; whether that took longer than the limit."""
+    def run(
+        self, worker: str, argument: dict, limit_seconds: float, show: Callable[[str], None]
+    ) -> Generator[list[dict], None, bool]:
+        """Wait until every process has ended; yields parts as they come, returns whether it took longer than that."""
         self._start(worker, argument)
         limit = threading.Timer(limit_seconds, self._time_out)
         limit.start()
         try:
             for line in self._process.stdout:
                 self._hear(line.decode(errors="replace").strip(), show)
+                yield from self._new_parts()
             self._process.wait()
             return self._timed_out
         finally:
@@ -130,7 +155,7 @@ class Agent:
                 stdin=subprocess.PIPE,  # as long as it is open, this process lives
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=worker_environment(self._folder, self._workers),
+                env=worker_environment(self._folder, self._workers, self._threads),
                 start_new_session=True,
             )
 
@@ -142,12 +167,26 @@ class Agent:
             if name == "rank 0":
                 show(text)
 
+    def _new_parts(self) -> Iterator[list[dict]]:
+        """The parts that all ranks have left since this was asked last."""
+        parts = [self.kept(rank) for rank in range(self._workers)]
+        for part in list(zip(*parts, strict=False))[self._handed_on :]:
+            self._handed_on += 1
+            yield list(part)
+
     def answer(self, rank: int) -> dict:
         """What a rank left: its result, or its error; nothing if it died."""
         try:
             return json.loads((self._folder / f"{rank}.json").read_text("utf-8"))
         except FileNotFoundError:
             return {}
+
+    def kept(self, rank: int) -> list[dict]:
+        """The parts of its result that a rank has left."""
+        with suppress(FileNotFoundError):
+            lines = (self._folder / f"{rank}.kept").read_text("utf-8").splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+        return []
 
     def exit_codes(self) -> dict[int, int]:
         """How ranks ended that failed before the agent ended the others."""
@@ -188,7 +227,7 @@ def family(pid: int) -> list[int]:
         return []
 
 
-def worker_environment(folder: Path, workers: int) -> dict[str, str]:
+def worker_environment(folder: Path, workers: int, threads: int | None = None) -> dict[str, str]:
     """This process's environment, with what ranks on one machine need.
 
     torchrun gives each rank one thread, which makes an offloaded optimizer many times slower: here they share cores.
@@ -197,7 +236,7 @@ def worker_environment(folder: Path, workers: int) -> dict[str, str]:
     environment = {
         **os.environ,
         RESULTS: str(folder),
-        "OMP_NUM_THREADS": str(max(1, usable_cores() // workers)),
+        "OMP_NUM_THREADS": str(threads or max(1, usable_cores() // workers)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
     }

@@ -48,6 +48,22 @@ def new_axes(title: str, xlabel: str, ylabel: str):
     return axes
 
 
+def stretch_style(number: int, recorded: bool) -> dict[str, Any]:
+    """How the stretches of time with that number are drawn: filled, or hollow where they were recorded elsewhere."""
+    colour, hatch = [*LOOKS.values()][number % len(LOOKS)]
+    if recorded:
+        return {"facecolor": "white", "edgecolor": colour, "linestyle": "--", "linewidth": 1.6, "hatch": hatch}
+    return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5, "hatch": hatch}
+
+
+def schedule_legend(axes, styles: Mapping[str, Mapping]) -> None:
+    """A legend below the axes of what goes on in them."""
+    from matplotlib.patches import Patch
+
+    patches = [Patch(label=name, **style) for name, style in styles.items()]
+    axes.figure.legend(handles=patches, ncols=3, handleheight=1.3, **LEGEND)
+
+
 def wrapped(text: str, width: int) -> str:
     """The text in lines of at most `width` characters, a longer word apart."""
     return "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.splitlines())

@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -29,7 +31,22 @@ RUN_LIMIT_SECONDS = 600
 LARGEST_SPARES = 4  # processes that import torch while another one measures
 
 
-def measure(run: Run) -> Answer:
+class Settings(NamedTuple):
+    """How several ranks are launched.
+
+    `threads` is how many each computes with on the host (None: they share the cores), `together` how many runs in a row
+    of equally many ranks share one launch, which saves its time, and `limit_seconds` how long that may take.
+    """
+
+    threads: int | None = None
+    together: int = 1
+    limit_seconds: float = RUN_LIMIT_SECONDS
+
+
+DEFAULTS = Settings()
+
+
+def measure(run: Run, settings: Settings = DEFAULTS) -> Answer:
     """What the run really needs on this machine, in its third step: bytes by phase, and seconds a step.
 
     Returns:
@@ -37,16 +54,16 @@ def measure(run: Run) -> Answer:
         several ranks it is that of the one with the largest peak, with more about all of them (`measure_ranks`).
         Outcomes besides "ok": "out of memory", "unsupported" (a kernel or package is missing), "crash", "timeout".
     """
-    return next(measure_all([run]))
+    return next(measure_all([run], settings))
 
 
-def measure_all(runs: Iterable[Run]) -> Iterator[Answer]:
+def measure_all(runs: Iterable[Run], settings: Settings = DEFAULTS) -> Iterator[Answer]:
     """Measure runs one after another, each in its own process; answers come as they are made."""
     waiting, spares = deque(runs), deque()
     try:
         while waiting:
             if waiting[0].engine != "torch":
-                yield answer_of_ranks(waiting.popleft())
+                yield from answers_of_ranks(next_of_ranks(waiting, settings.together), settings)
                 continue
             while len(spares) < min(len(waiting), spare_processes()):
                 spares.append(Worker())
@@ -56,21 +73,21 @@ def measure_all(runs: Iterable[Run]) -> Iterator[Answer]:
             worker.stop()
 
 
-def measure_to_file(runs: list[Run], out: Path | None, resume: bool) -> Iterator[Answer]:
+def measure_to_file(runs: list[Run], out: Path | None, resume: bool, settings: Settings = DEFAULTS) -> Iterator[Answer]:
     """Measure runs and append each answer to `out` as it is made; with `resume`, runs that it answers are left out.
 
     Nothing whole is lost: a last line that was cut off as one of ours is taken away, any other is only ended. Raises
     `OSError` if `out` can't be written.
     """
     if out is None:
-        yield from measure_all(runs)
+        yield from measure_all(runs, settings)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     kept = out.read_bytes() if out.exists() else b""
     complete = end_last_line(out, kept)
     done = [run for _, run in read_runs(complete.splitlines(), out.name)] if resume else []
     with open(out, "a", encoding="utf-8") as file:
-        for answer in measure_all([run for run in runs if run not in done]):
+        for answer in measure_all([run for run in runs if run not in done], settings):
             file.write(json.dumps(answer.to_dict()) + "\n")
             file.flush()
             yield answer
@@ -109,15 +126,37 @@ def answer_in(worker: Worker, run: Run) -> Answer:
     return Answer.model_validate(result)
 
 
-def answer_of_ranks(run: Run) -> Answer:
-    """Let several processes measure one run, whatever becomes of them."""
-    problem = why_not_started(run)
-    if problem:
-        return failed(run, *problem)
-    try:
-        return measure_ranks(run, RUN_LIMIT_SECONDS)
-    except LaunchError as error:
-        return failed(run, error.outcome, str(error))
+def next_of_ranks(waiting: deque[Run], together: int) -> list[Run]:
+    """Take the next run off `waiting`, and those after it that can share its launch."""
+    taken = [waiting.popleft()]
+    while waiting and len(taken) < together and same_launch(taken[0], waiting[0]):
+        taken.append(waiting.popleft())
+    return taken
+
+
+def same_launch(one: Run, other: Run) -> bool:
+    """Whether runs can follow each other in the same ranks; Liger patches a process for good."""
+    fields = ("engine", "world_size", "layer_kernels", "loss_kernel")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+def answers_of_ranks(runs: list[Run], settings: Settings) -> Iterator[Answer]:
+    """Let several processes measure runs, whatever becomes of them; after one that fails a new launch goes on."""
+    done = 0
+    if problem := why_not_started(runs[0]):
+        yield failed(runs[0], *problem)
+        done = 1
+    else:
+        startable = list(takewhile(lambda run: not why_not_started(run), runs))
+        try:
+            for answer in measure_ranks(startable, settings.limit_seconds, settings.threads):
+                done += 1
+                yield answer
+        except LaunchError as error:
+            yield failed(startable[done], error.outcome, str(error))
+            done += 1
+    if done < len(runs):
+        yield from answers_of_ranks(runs[done:], settings)
 
 
 def why_not_started(run: Run) -> tuple[str, str] | None:
@@ -132,8 +171,19 @@ def why_not_started(run: Run) -> tuple[str, str] | None:
     free_bytes = psutil.virtual_memory().available
     if needed_bytes >= free_bytes:
         sizes = f"{needed_bytes / 2**30:.1f} GiB of host memory, and {free_bytes / 2**30:.1f} GiB are free"
-        return "out of memory", f"the run needs {sizes}; it was not started"
+        return (
+            "out of memory",
+            f"the run needs {sizes}; it was not started{what_would_fit(run, needed_bytes, free_bytes)}",
+        )
     return None
+
+
+def what_would_fit(run: Run, needed_bytes: int, free_bytes: int) -> str:
+    """For a run that offloads, how large a model could be: what the host holds goes with its parameters."""
+    if run.offload == "none":
+        return ""
+    billions = run.model.parameters * free_bytes / needed_bytes / 1e9
+    return f"; a model of about {billions:.2g} billion parameters would fit"
 
 
 def why_not_on_cpu(run: Run) -> str | None:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import mean
 
 from labs_utils.answer import Answer
-from labs_utils.launch import launch
+from labs_utils.launch import launch_each
+from labs_utils.offloading import offloaded_bytes
 from labs_utils.run import Run
 
 WORKER = "labs_utils.workers.zero"
 PROCESS_BYTES = 500 * 10**6  # Python, torch, transformers and DeepSpeed, without a model
 
 
-def measure_ranks(run: Run, limit_seconds: float) -> Answer:
-    """What the rank with the largest peak needs.
+def measure_ranks(runs: list[Run], limit_seconds: float, threads: int | None = None) -> Iterator[Answer]:
+    """Measure runs of as many ranks each, one after another in one launch; answers come as they are made.
 
-    Returns:
-        Its `Answer`; `provenance` has besides the `rank_peak_bytes` of all, the `losses` of the first steps (means over
-        the ranks), `held_bytes` (after backward, by kind and device) and `communicated` (in a step, by collective).
+    Each is that of the rank with the largest peak. Its `provenance` has besides the `rank_peak_bytes` of all, the
+    `losses` of the first steps (means over the ranks) and whatever else the worker tells of a run
+    (`labs_utils.workers.zero`).
 
     Raises:
         LaunchError: one sentence with the first real error of a rank.
     """
-    ranks = [found[0] for found in launch(WORKER, {"runs": [run.to_dict()]}, run.world_size, limit_seconds)]
+    argument = {"runs": [run.to_dict() for run in runs]}
+    yield from map(of_all, launch_each(WORKER, argument, runs[0].world_size, limit_seconds, threads=threads))
+
+
+def of_all(ranks: list[dict]) -> Answer:
+    """One answer from those of all ranks to one run."""
     peaks = [rank["answer"]["peak_bytes"] for rank in ranks]
     largest = ranks[peaks.index(max(peaks))]
     losses = [mean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in ranks), strict=True)]
     answer = Answer.model_validate(largest["answer"])
-    answer.provenance.update({name: largest[name] for name in ("held_bytes", "communicated")})
+    answer.provenance.update({name: told for name, told in largest.items() if name not in ("answer", "losses")})
     answer.provenance.update(rank_peak_bytes=peaks, losses=losses)
     return answer
 
@@ -40,11 +47,15 @@ def uses_gpus(run: Run) -> bool:
 
 
 def host_bytes_of_ranks(run: Run) -> int:
-    """The least that CPU ranks hold; none on GPUs: each builds the model, and 14 bytes a parameter are shared or not.
+    """The least that the ranks hold on the host together: with a GPU each, what is offloaded; else everything.
 
-    Those are gradients, master weights and moments; activations are left out.
+    On a CPU each builds the model, and 14 bytes a parameter are shared or not: gradients, master weights and moments,
+    without activations. With offload they are more, and nothing is pinned.
     """
+    gpus = uses_gpus(run)
+    offloaded = run.world_size * offloaded_bytes(run, pins=gpus) if run.offload != "none" else 0
+    if gpus:
+        return offloaded
     parameters = run.model.parameters
     replicas = 1 if run.zero_stage else run.world_size
-    on_cpu = run.world_size * (2 * parameters + PROCESS_BYTES) + replicas * 14 * parameters
-    return 0 if uses_gpus(run) else on_cpu
+    return run.world_size * (2 * parameters + PROCESS_BYTES) + max(replicas * 14 * parameters, offloaded)

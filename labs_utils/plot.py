@@ -12,7 +12,18 @@ from typing import NamedTuple
 from labs_utils.answer import PARTS, PHASES, Answer
 from labs_utils.device import Device
 from labs_utils.figures import show
-from labs_utils.looks import LEGEND, LOOKS, UNKNOWN, curve_style, new_axes, part_legend, part_style, wrapped
+from labs_utils.looks import (
+    LEGEND,
+    LOOKS,
+    UNKNOWN,
+    curve_style,
+    new_axes,
+    part_legend,
+    part_style,
+    schedule_legend,
+    stretch_style,
+    wrapped,
+)
 from labs_utils.predictions import METHOD_LABELS
 from labs_utils.tables import scale, show_table, worded, worded_bytes
 from labs_utils.timeline import Moment, Timeline
@@ -31,6 +42,17 @@ class Curve(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.label} ({METHOD_LABELS[self.method]})" if self.method else self.label
+
+
+class Stretch(NamedTuple):
+    """Something that goes on from `begin` to `end`, in seconds."""
+
+    name: str
+    begin: float
+    end: float
+
+    def __str__(self) -> str:
+        return f"{self.name} from {worded(float(self.begin))} to {worded(float(self.end))} s"
 
 
 def compare(*answers: Answer, title: str = "How much memory does this run need?") -> None:
@@ -61,6 +83,30 @@ def plot_curves(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, l
     """
     ends = "; ".join(f"{curve} from {_end(curve, min)} to {_end(curve, max)}" for curve in curves)
     show(curves_figure(curves, title, xlabel, ylabel, log), f"{title} Line chart of {ylabel} by {xlabel}: {ends}.")
+
+
+def plot_schedule(lanes: Mapping[str, Sequence[Stretch]], title: str, recorded: bool = False) -> None:
+    """Draw for each label of `lanes` what it does when: who works, and who waits.
+
+    What is `recorded` is drawn hollow.
+    """
+    told = "; ".join(f"{label}: {', '.join(map(str, stretches)) or 'nothing'}" for label, stretches in lanes.items())
+    show(schedule_figure(lanes, title, recorded), f"{title} Lanes over time. {told}.")
+
+
+def schedule_figure(lanes: Mapping[str, Sequence[Stretch]], title: str, recorded: bool = False):
+    """The figure of `plot_schedule`."""
+    axes = new_axes(title, "seconds", "")
+    names = list(dict.fromkeys(stretch.name for stretches in lanes.values() for stretch in stretches))
+    styles = {name: stretch_style(number, recorded) for number, name in enumerate(names)}
+    for position, stretches in enumerate(lanes.values()):
+        for name, begin, end in stretches:
+            axes.barh(position, end - begin, 0.6, begin, **styles[name])
+    axes.set_yticks(range(len(lanes)), [wrapped(label, 14) for label in lanes])
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    schedule_legend(axes, styles)
+    return axes.figure
 
 
 def parts_figure(labels: Sequence[str], values: Sequence, title: str, xlabel: str = "", device: Device | None = None):

@@ -16,10 +16,12 @@ from labs_utils.device import Device
 from labs_utils.device_rates import DeviceRates, MissingRate, rates_of
 from labs_utils.engine_time import Collective, EngineWork, engine_work
 from labs_utils.host_time import engine_host_seconds, host_per_operator
+from labs_utils.offload_time import offload_seconds, recorded_host_rates
 from labs_utils.run import Run
 from labs_utils.step_work import device_seconds, plain_step
 from labs_utils.symbolic import Work
 from labs_utils.symbolic_llama import WEIGHT_BYTES
+from labs_utils.zero_config import OFFLOADS
 
 TERMS = ("compute", "memory", "optimizer", "communication", "copies", "host")
 
@@ -35,12 +37,26 @@ class Task(NamedTuple):
 def step_seconds(run: Run, device: Device) -> dict[str, float] | None:
     """The seconds of one optimizer step on one of the run's ranks by term, which sum to all of it; None if unknown."""
     rates = rates_of(device)
-    if rates is None or run.offload != "none":
+    if rates is None:
         return None
     try:
-        return played(run, rates)
+        return played(run, rates) if run.offload == "none" else played_with_offload(run, rates)
     except MissingRate:
         return None
+
+
+def played_with_offload(run: Run, rates: DeviceRates) -> dict[str, float] | None:
+    """The step without offload, but for the GPU's update; then what the host does while the GPU waits."""
+    pinned = run.zero.get("offload_optimizer", {}).get("pin_memory", True)
+    host = recorded_host_rates(rates.device, pinned=pinned)
+    added = offload_seconds(run, host) if host else None
+    if added is None:
+        return None
+    zero = {key: value for key, value in run.zero.items() if key not in OFFLOADS}
+    terms = played(run.model_copy(update={"offload": "none", "zero": zero}), rates)
+    copies = added["gradient_transfer"] + added["parameter_transfer"]
+    on_host = added["clipping"] + added["cpu_adam"] + added["rounding"]
+    return terms | {"optimizer": on_host, "copies": terms["copies"] + copies}
 
 
 def played(run: Run, rates: DeviceRates) -> dict[str, float]:

@@ -221,6 +221,10 @@ class SymbolicStep:
                 del root
             del denominator
 
+    def new_state(self, elements: int, operator: str) -> Tensor:
+        """A tensor in fp32 that belongs to the optimizer."""
+        return self.tape.new(elements, FP32_BYTES, operator, "optimizer_states")
+
     def replace_parameters(self, by: dict[int, Tensor]) -> None:
         """Put other tensors in the place of the weights: `by` has them by the `id` of the old ones."""
         for owner in (self, *self.layers):

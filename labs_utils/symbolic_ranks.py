@@ -7,8 +7,10 @@ from collections import Counter
 from labs_utils.device import Device
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import SymbolicStep
+from labs_utils.symbolic_offload import Offload3Step, OffloadStep, why_not_offloaded
 from labs_utils.symbolic_zero import NORM_BYTES, AllReduceStep, DdpStep, MasterStep, ZeroStep
 from labs_utils.symbolic_zero3 import LIMITS, Zero3Step
+from labs_utils.zero_config import OFFLOADS
 
 BUCKETS = {"reduce_bucket_size", "allgather_bucket_size"}  # in elements, of which there must be one
 STAGE_3 = {*LIMITS.values(), "stage3_param_persistence_threshold", "sub_group_size"}
@@ -18,18 +20,22 @@ ALL_RANKS = 4
 
 def why_not_covered(run: Run) -> str | None:
     """Why these steps don't cover a run of several ranks; None if they do."""
-    if run.offload != "none":
-        return f"offload {run.offload!r} isn't estimated yet; 'none' is"
+    if run.offload != "none" and (reason := why_not_offloaded(run)):
+        return reason
     if run.zero_stage == 3 and "liger" in (run.layer_kernels, run.loss_kernel):
         return "Liger's kernels at ZeRO stage 3 aren't estimated yet; 'torch' is"
-    reasons = (why_not_setting(key, value) for key, value in run.zero.items())
+    reasons = (why_not_setting(key, value, run.offload != "none") for key, value in run.zero.items())
     return next(filter(None, reasons), None)
 
 
-def why_not_setting(key: str, value) -> str | None:
+def why_not_setting(key: str, value, offloads: bool = False) -> str | None:
     """Why an entry of a run's `zero` isn't covered."""
+    if key in OFFLOADS or (key == "gradient_clipping" and type(value) in (int, float) and value >= 0):
+        return None
     if key == "overlap_comm":
         return None if type(value) is bool else f"zero key {key!r} must be true or false, not {str(value)[:40]!r}"
+    if key == "data_types" and offloads:
+        return None
     if key not in BUCKETS | STAGE_3:
         known = ", ".join(sorted(BUCKETS | STAGE_3))
         return f"zero key {key!r} isn't estimated yet; overlap_comm, {known} are"
@@ -50,8 +56,8 @@ def distributed_step(run: Run, device: Device, rank: int = 0) -> SymbolicStep:
     if run.zero_stage == 0:
         return (MasterStep if run.precision.endswith("-master") else AllReduceStep)(run, device)
     if run.zero_stage == 3:
-        return Zero3Step(run, device)
-    return ZeroStep(run, device, rank)
+        return (Zero3Step if run.offload == "none" else Offload3Step)(run, device)
+    return (ZeroStep if run.offload == "none" else OffloadStep)(run, device, rank)
 
 
 def telling_ranks(run: Run, device: Device) -> list[int]:

@@ -93,7 +93,7 @@ class ZeroStep(SymbolicStep):
         for parameter in self.parameters:
             parameter.storage = flat.storage
             parameter.node.hook = partial(self.on_gradient, parameter)
-        self.master = self.tape.new(self.part_elements, FP32_BYTES, "master", "optimizer_states")
+        self.master = self.new_state(self.part_elements, "master")
 
     def begin_backward(self, is_last: bool) -> None:
         """`process_gradients`: stage 2 reduces always, stage 1 in the last micro-step, and on arrival with overlap."""
@@ -131,16 +131,19 @@ class ZeroStep(SymbolicStep):
 
     def flush(self) -> None:
         """`reduce_ipg_grads`: all-reduce the bucket, then keep this rank's part of it."""
-        for slices in self._sent():
-            if len(slices) > 1:  # a single tensor is flat already
-                flat = self.tape.new(sum(slices), self.itemsize, "all_reduce")
-                del flat
+        for slices in self._sent():  # a single tensor is flat already
+            flat = self.tape.new(sum(slices), self.itemsize, "all_reduce") if len(slices) > 1 else None
+            self.after_sending()
+            del flat
         for parameter in self.in_bucket:
             if id(parameter) in self.mine:
                 parameter.node.gradient = self._kept(parameter)
             elif self.run.zero_stage == 2:
                 parameter.node.gradient = None
         self.in_bucket = []
+
+    def after_sending(self) -> None:
+        """What happens while the reduced copy of a bucket is there; here nothing."""
 
     def _sent(self) -> list[list[int]]:
         """`average_tensor`, `allreduce_and_scatter`: the bucket's slices by rank, sent together up to its size."""

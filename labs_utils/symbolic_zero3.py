@@ -43,6 +43,7 @@ class Zero3Step(SymbolicStep):
     """zero/stage3.py on one rank, and the hooks of zero/parameter_offload.py around every module."""
 
     operators = Stage3Operators
+    coordinated_by = Coordinator
 
     def _build(self) -> None:
         super()._build()
@@ -50,15 +51,23 @@ class Zero3Step(SymbolicStep):
         self.bucket_elements = int(zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
         self.shares = {id(weight): round_up(weight.elements, ranks) // ranks for weight in self.parameters}
         total = sum(self.shares.values())
-        partitions = self.tape.new(total, self.itemsize, "defragment", "parameters")
-        self.coordinator = Coordinator(self.tape, ranks, limits(zero), partitions.storage)
+        partitions = self.new_partitions(total)
+        self.coordinator = self.coordinated_by(self.tape, ranks, limits(zero), partitions.storage)
         self._partition()
         sizes = [sum(self.shares[id(weight)] for weight in group) for group in self._sub_groups()]
-        self.masters = [self.tape.new(size, FP32_BYTES, "master", "optimizer_states") for size in sizes]
+        self.masters = [self.new_state(size, "master") for size in sizes]
         self.bucket = self.tape.new(self.bucket_elements, self.itemsize, "bucket", "buffers")
-        self.averaged = self.tape.new(total, self.itemsize, "gradients", "gradients")
+        self.averaged = self.new_averaged(total)
         self.in_bucket: list[Tensor] = []
         self.fired_before = 0
+
+    def new_partitions(self, elements: int) -> Tensor:
+        """This rank's part of the weights, in one tensor."""
+        return self.tape.new(elements, self.itemsize, "defragment", "parameters")
+
+    def new_averaged(self, elements: int) -> Tensor:
+        """This rank's part of the gradients, in one tensor."""
+        return self.tape.new(elements, self.itemsize, "gradients", "gradients")
 
     def _partition(self) -> None:
         """Put weights in the place of the model's that are there only while they are gathered."""
@@ -129,14 +138,18 @@ class Zero3Step(SymbolicStep):
     def flush(self) -> None:
         """`__reduce_and_partition_ipg_grads`: `reduce_scatter_coalesced` in comm/coalesced_collectives.py copies them
         rank by rank; then each rank's part goes where it stays."""
-        ranks = self.run.world_size
+        ranks, flat = self.run.world_size, None
         padded = sum(round_up(weight.elements, ranks) for weight in self.in_bucket)
         if len(self.in_bucket) > 1 or padded != sum(weight.elements for weight in self.in_bucket):
             flat = self.tape.new(padded, self.itemsize, "reduce_scatter")
-            del flat
-        for weight in self.in_bucket:
-            weight.node.gradient = None
+        self.keep_parts(self.in_bucket)
+        del flat
         self.in_bucket = []
+
+    def keep_parts(self, weights: list[Tensor]) -> None:
+        """`partition_grads`: this rank's part of each gradient goes where it stays."""
+        for weight in weights:
+            weight.node.gradient = None
 
     def end_of_backward(self, is_last: bool) -> None:
         self.flush()

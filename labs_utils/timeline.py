@@ -39,12 +39,14 @@ class Moment:
 class Timeline:
     """The events in order. `part_of` says what a storage is (one of `labs_utils.answer.PARTS`; else activations).
 
-    `host_events` are those of storages that wait in the host's memory; they are in no moment and no peak.
+    `host_events` are those of storages that wait in the host's memory; they are in no moment and no peak. On a GPU's
+    host they are pinned, but for those in `pageable`.
     """
 
     events: list[Event] = field(default_factory=list)
     part_of: dict[int, str] = field(default_factory=dict)
     host_events: list[Event] = field(default_factory=list)
+    pageable: set[int] = field(default_factory=set)
 
     def moments(self, phases: tuple[str, ...] = PHASES) -> Iterator[Moment]:
         """The step moment by moment, in the phases asked for, beginning with what is live as the first one begins."""
@@ -72,14 +74,18 @@ class Timeline:
 
     def host_peak_bytes(self, pinned: bool = False) -> int:
         """The most bytes that wait in the host's memory at once; `pinned` in the blocks of pinned memory."""
-        size = pinned_bytes if pinned else int
-        changes = (math.copysign(size(abs(event.change_bytes)), event.change_bytes) for event in self.host_events)
-        return int(max(accumulate(changes), default=0))
+
+        def change(event: Event) -> int:
+            if not pinned or event.storage in self.pageable:
+                return event.change_bytes
+            return int(math.copysign(pinned_bytes(abs(event.change_bytes)), event.change_bytes))
+
+        return max(accumulate(map(change, self.host_events)), default=0)
 
     def in_blocks(self) -> tuple[Timeline, int]:
         """The same events in the blocks that PyTorch's CUDA caching allocator gives out, and the bytes it reserves."""
         allocator = CachingAllocator()
-        return Timeline(self._played(allocator), self.part_of, self.host_events), allocator.reserved_bytes
+        return replace(self, events=self._played(allocator)), allocator.reserved_bytes
 
     def fits_in(self, limit_bytes: int) -> bool:
         """Whether that allocator finds a place for every block in so many bytes, however they are fragmented."""

@@ -11,7 +11,10 @@ from pathlib import Path
 from labs_utils.device import DATA
 from labs_utils.run import Run
 
-OWN_FIELDS = {"stage": "zero_stage", "offload_optimizer": "offload", "offload_param": "offload"}
+OWN_FIELDS = {"stage": "zero_stage"}
+OFFLOADS = ("offload_optimizer", "offload_param")  # objects in the files, which a run's own keys are merged into
+OWN_OFFLOAD_FIELDS = ("device", "nvme_path")
+OUTSIDE = ("gradient_clipping", "data_types", "communication_data_type")  # not in DeepSpeed's `zero_optimization`
 
 
 def config_file(run: Run) -> Path:
@@ -23,7 +26,8 @@ def config_file(run: Run) -> Path:
 def deepspeed_config(run: Run, pin_memory: bool) -> dict:
     """The run's file with every "auto" filled in and the run's own `zero` keys on top, for `deepspeed.initialize`.
 
-    No clipping: then a step is plain PyTorch's. `pin_memory` is for GPUs; on a CPU DeepSpeed would compile an operator.
+    No clipping, if the run asks for none: then a step is plain PyTorch's. `pin_memory` is for GPUs; on a CPU DeepSpeed
+    would compile an operator.
     """
     config = json.loads(config_file(run).read_text("utf-8"))
     config |= {
@@ -36,11 +40,13 @@ def deepspeed_config(run: Run, pin_memory: bool) -> dict:
     for name in ("bf16", "fp16"):
         config[name]["enabled"] = run.precision == f"{name}-master"
     zero = config["zero_optimization"]
-    for offload in ("offload_optimizer", "offload_param"):
+    own = dict(run.zero)
+    for offload in OFFLOADS:
         if offload in zero:
-            zero[offload]["pin_memory"] = pin_memory
-    config["zero_optimization"] = {**zero, **run.zero}
-    return config
+            zero[offload] |= {"pin_memory": pin_memory, **own.pop(offload, {})}
+            zero[offload]["pin_memory"] &= pin_memory
+    outside = {key: own.pop(key) for key in OUTSIDE if key in own}
+    return config | outside | {"zero_optimization": {**zero, **own}}
 
 
 def why_not_plain(run: Run, **others) -> str | None:
@@ -73,6 +79,19 @@ def why_not_deepspeed(run: Run) -> str | None:
         return f"optimizer {run.optimizer!r} with DeepSpeed isn't covered yet; 'adamw' is"
     if own := OWN_FIELDS.keys() & run.zero.keys():
         return f"zero key {min(own)!r} is a field of the run; take {OWN_FIELDS[min(own)]!r}"
+    if reason := why_not_offload_keys(run):
+        return reason
     if not config_file(run).exists():
         return f"DeepSpeed has no offload {run.offload!r} at stage {run.zero_stage}: parameters need 3, the optimizer 1"
+    return None
+
+
+def why_not_offload_keys(run: Run) -> str | None:
+    for offload in sorted(run.zero.keys() & set(OFFLOADS)):
+        if not isinstance(run.zero[offload], dict):
+            return f"zero key {offload!r} is a JSON object, such as {{'pin_memory': false}}"
+        if own := [key for key in OWN_OFFLOAD_FIELDS if key in run.zero[offload]]:
+            return f"zero key {offload!r} has no {own[0]!r} here: the run's field 'offload' says what goes to the host"
+        if run.offload == "none" or (offload, run.offload) == ("offload_param", "optimizer"):
+            return f"zero key {offload!r} needs a run that offloads it; offload is {run.offload!r}"
     return None

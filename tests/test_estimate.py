@@ -183,7 +183,10 @@ def test_heads_too_large_for_fused_kernels_are_left_to_eager_attention():
             {"zero_stage": 3, "zero": {"stage3_max_reuse_distance": -1}},
             "zero key 'stage3_max_reuse_distance' must",
         ),
-        ({"zero_stage": 2, "offload": "optimizer"}, "offload 'optimizer' isn't estimated yet"),
+        (
+            {"zero_stage": 2, "offload": "optimizer", "optimizer": "adamw-loop"},
+            "optimizer 'adamw-loop' with offload isn't",
+        ),
         ({"zero_stage": 1, "zero": {"round_robin_gradients": True}}, "zero key 'round_robin_gradients' isn't"),
         ({"zero_stage": 1, "precision": "bf16"}, "DeepSpeed keeps an fp32 master copy"),
         ({"engine": "ddp", "precision": "bf16-master"}, "precision 'bf16-master' is DeepSpeed's"),

@@ -45,6 +45,18 @@ def test_the_median_error_is_within_the_target_over_runs_of_ddp_and_deepspeed(er
     assert len(distributed) > 30 and median_size(distributed) <= MOST_MEDIAN
 
 
+def test_runs_that_offload_are_within_the_target(errors):
+    offloaded = [error for run, error in errors if run.offload != "none"]
+    assert offloaded and median_size(offloaded) <= 2 * MOST_MEDIAN
+
+
+def test_offload_adds_what_the_host_does_while_the_gpu_waits():
+    run = Run.parse({**ZERO, "model": "llama-3.1-8b", "zero_stage": 2, "checkpointing": "full"})
+    plain, offloaded = (step_seconds(run.replace(offload=offload), H200) for offload in ("none", "optimizer"))
+    assert {term for term in TERMS if plain[term] != offloaded[term]} == {"optimizer", "copies"}
+    assert offloaded["optimizer"] > 10 * plain["optimizer"] and offloaded["copies"] > plain["copies"] == 0
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_no_stage_is_far_off(errors, stage):
     found = [error for run, error in errors if run.engine == "deepspeed" and run.zero_stage == stage]
@@ -108,7 +120,8 @@ def test_a_device_that_nothing_was_recorded_on_answers_by_its_data_sheet(name):
 def test_no_seconds_where_they_are_not_known():
     assert step_seconds(Run(), CPU) is None and estimate(Run(), CPU).step_seconds is None
     assert step_seconds(Run(), H200.model_copy(update={"name": "unknown", "hbm_bytes_per_s": None})) is None
-    assert step_seconds(Run.parse({**ZERO, "zero_stage": 2, "offload": "optimizer"}), H200) is None
+    offloaded = {**ZERO, "zero_stage": 3, "offload": "optimizer", "zero": {"offload_optimizer": {"ratio": 0.5}}}
+    assert step_seconds(Run.parse(offloaded), H200) is None
     assert estimate(Run(model=LLAMA_8B, seq_len=2**17), H200).step_seconds is None  # out of memory
 
 

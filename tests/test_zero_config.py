@@ -73,6 +73,37 @@ def test_a_runs_own_keys_win():
     assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 1000}
 
 
+def test_keys_of_offload_are_merged_and_those_from_outside_zero_go_where_they_belong():
+    own = {"offload_optimizer": {"ratio": 0.5}, "gradient_clipping": 1.0, "overlap_comm": True}
+    config = deepspeed_config(zero_run(3, "optimizer", zero=own), pin_memory=True)
+    offload = {"device": "cpu", "pin_memory": True, "ratio": 0.5}
+    assert config["zero_optimization"] == {"stage": 3, "offload_optimizer": offload, "overlap_comm": True}
+    assert config["gradient_clipping"] == 1.0
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_run_can_do_without_pinned_memory_but_a_cpu_has_none(asked):
+    run = zero_run(2, "optimizer", zero={"offload_optimizer": {"pin_memory": asked}})
+    for pins in (False, True):
+        offload = deepspeed_config(run, pin_memory=pins)["zero_optimization"]["offload_optimizer"]
+        assert offload["pin_memory"] is (asked and pins)
+
+
+@pytest.mark.parametrize(
+    ("offload", "zero", "words"),
+    [
+        ("optimizer", {"offload_optimizer": {"device": "nvme"}}, "the run's field 'offload' says"),
+        ("optimizer", {"offload_optimizer": {"nvme_path": "/tmp"}}, "has no 'nvme_path' here"),
+        ("optimizer", {"offload_optimizer": True}, "is a JSON object"),
+        ("optimizer", {"offload_param": {"pin_memory": False}}, "offload is 'optimizer'"),
+        ("none", {"offload_optimizer": {"pin_memory": False}}, "needs a run that offloads it"),
+        ("optimizer", {"stage": 3}, "take 'zero_stage'"),
+    ],
+)
+def test_keys_that_are_the_runs_own_are_refused(offload, zero, words):
+    assert words in why_not_distributed(zero_run(3, offload, zero=zero))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -16,22 +16,26 @@ from types import SimpleNamespace
 import torch
 
 from labs_utils.communication import CommunicationCounter
-from labs_utils.held import held_tensors
+from labs_utils.held import held_tensors, host_tensors
+from labs_utils.moved import StepClock
 
 KINDS = ("parameters", "gradients", "master_weights", "moments")
 RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 
-def lone_rank(numels: list[int], stage: int, world_size: int, grad_accum: int = 2) -> dict[str, dict[str, int]]:
+def lone_rank(
+    numels: list[int], stage: int, world_size: int, grad_accum: int = 2, offload: str = "none"
+) -> dict[str, dict[str, int]]:
     """Rank 0 of a second step in bf16 over fp32 master weights, with parameters of `numels` elements.
 
     Nothing is gathered at stage 3 ahead of its use or kept after it.
 
     Returns:
         "held": bytes by kind (`KINDS`) after the first micro-step, without counters; "communicated": bytes by
-        collective in the whole step, of the tensor that all ranks have together.
+        collective in the whole step, of the tensor that all ranks have together; "moved": bytes to the host and
+        back in the whole step (`labs_utils.moved`), which are none unless `offload` is "optimizer".
     """
-    case = {"numels": numels, "stage": stage, "world_size": world_size, "grad_accum": grad_accum}
+    case = {"numels": numels, "stage": stage, "world_size": world_size, "grad_accum": grad_accum, "offload": offload}
     return loads(asked(dumps(case)))
 
 
@@ -144,6 +148,7 @@ def build(case: dict) -> SimpleNamespace:
         "gradient_clipping": 0.0,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
+        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
             "stage": case["stage"],
             "reduce_bucket_size": sum(case["numels"]),
@@ -152,9 +157,12 @@ def build(case: dict) -> SimpleNamespace:
             "stage3_prefetch_bucket_size": 0,
         },
     }
+    if case["offload"] == "optimizer":
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     engine, zero_optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    return SimpleNamespace(model=engine, zero_optimizer=zero_optimizer, optimizer=engine.basic_optimizer)
+    run = SimpleNamespace(offload=case["offload"])
+    return SimpleNamespace(model=engine, zero_optimizer=zero_optimizer, optimizer=engine.basic_optimizer, run=run)
 
 
 def observed(step: SimpleNamespace, grad_accum: int) -> dict:
@@ -162,12 +170,13 @@ def observed(step: SimpleNamespace, grad_accum: int) -> dict:
     counter, held = CommunicationCounter(), {}
     for _ in range(grad_accum):
         micro_step(step)
-    with counter:
+    clock = StepClock(torch.device("cpu"), host_tensors(step))
+    with counter, clock:
         micro_step(step, held)
         for _ in range(grad_accum - 1):
             micro_step(step)
     communicated = {name: counter.found[name]["bytes"] for name in RING_PASSES if name in counter.found}
-    return {"held": held, "communicated": communicated}
+    return {"held": held, "communicated": communicated, "moved": clock.moved_bytes()}
 
 
 def micro_step(step: SimpleNamespace, held: dict | None = None) -> None:

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 
 import torch
@@ -49,16 +50,17 @@ def answer(run: Run, outcome: str, found: dict, **fields) -> Answer:
     return Answer(run=run, method="measure", outcome=outcome, provenance={**found, **versions()}, **fields)
 
 
-def on_gpu(run: Run, step: TrainingStep, warm_steps: int = WARM_STEPS) -> Answer:
-    """Peaks of `torch.cuda.max_memory_allocated` by phase in a warm step, then the time of five more."""
+def on_gpu(run: Run, step: TrainingStep, warm_steps: int = WARM_STEPS, timed_steps: int = TIMED_STEPS) -> Answer:
+    """Peaks of `torch.cuda.max_memory_allocated` by phase in a warm step, then the time of `timed_steps` more."""
     for _ in range(warm_steps):
         step()
     peaks = PeakByPhase()
     step(peaks.begin)
     peaks.begin("after")
     reserved_bytes, used_bytes = torch.cuda.max_memory_reserved(), device_used_bytes()
-    seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS))
-    found = {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
+    seconds = Spread.of(timed(step, step.device) for _ in range(timed_steps))
+    found = {"phase_seconds": peaks.seconds}
+    found |= {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
     if run.checkpointing == "offload":
         found["host_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     phase = max(PHASES, key=lambda name: peaks.by_phase[name])
@@ -73,19 +75,23 @@ def on_gpu(run: Run, step: TrainingStep, warm_steps: int = WARM_STEPS) -> Answer
 
 
 class PeakByPhase:
-    """The allocator's peak in each phase; `begin(name)` ends the phase before."""
+    """The allocator's peak in each phase, and its seconds; `begin(name)` ends the phase before."""
 
     def __init__(self):
         self.by_phase: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
         self._name: str | None = None
+        self._began = 0.0
 
     def begin(self, name: str) -> None:
         torch.cuda.synchronize()
+        now = time.perf_counter()
         if self._name:
             peak = max(torch.cuda.max_memory_allocated(), self.by_phase.get(self._name, 0))
             self.by_phase[self._name] = peak
+            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._began
         torch.cuda.reset_peak_memory_stats()
-        self._name = name
+        self._name, self._began = name, now
 
 
 def device_used_bytes() -> int:
@@ -111,6 +117,7 @@ def on_cpu(
     tracker = MemoryTracker(run.model.vocab_size, run.tokens)
     for _ in range(warm_steps):
         step()
+    watch(tracker)  # first, so that it can say what counts as the host's
     watch_parts(tracker, step)
     watch_optimizer(tracker, step)
     watch(tracker)

@@ -5,16 +5,31 @@ torchrun --nproc-per-node 2 -m labs_utils.workers.zero run.json
 
 from __future__ import annotations
 
+import gc
 import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
+import psutil
+import torch
+import torch.distributed as dist
+
+from labs_utils.answer import PHASES
 from labs_utils.communication import CommunicationCounter
 from labs_utils.distributed import build_step
-from labs_utils.held import PART, held_bytes, held_tensors
+from labs_utils.held import PART, held_bytes, held_tensors, host_bytes, host_tensors
+from labs_utils.moved import ASIDE, StepClock
+from labs_utils.offloading import why_no_cpu_adam
 from labs_utils.run import Run, RunError
-from labs_utils.workers.measuring import WARM_STEPS, on_cpu, on_gpu
-from labs_utils.workers.rank import Progress, rank_device, serve
+from labs_utils.tracker import host_memory
+from labs_utils.workers.measuring import TIMED_STEPS, WARM_STEPS, on_cpu, on_gpu
+from labs_utils.workers.rank import Progress, keep, rank_device, serve
 from labs_utils.zero_config import why_not_distributed
+
+FEWEST_TIMED, TIMED_SECONDS = 2, 15
+ALLOCATING = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # what changes host memory
 
 
 def work(argument: dict, progress: Progress) -> list[dict]:
@@ -26,16 +41,25 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     Returns:
         For each run `answer`: an `Answer` as measured on this rank (None if it isn't measured); `losses` of the first
         steps, each the mean of its micro-steps; by kind and device, `held_after_forward_bytes`, `held_bytes` (after
-        backward) and with accumulation `held_between_bytes` (before the last micro-step); `communicated` in one step by
-        collective.
+        backward) and with accumulation `held_between_bytes` (before the last micro-step); of the same step
+        `communicated` by collective, and `split_seconds`, `copies` and `moved_bytes` (`StepClock`); `threads_per_rank`
+        and `set_up_seconds`; with offload `host_bytes`, `host_memory` by kind, and which `cpu_adam` was used.
 
     Raises:
         RunError: if a run is for another number of ranks.
     """
     runs = [this_run(run) for run in argument.get("runs", [argument])]
-    steps = max(argument.get("steps", 0), WARM_STEPS + 1)
-    measured = argument.get("measured", len(runs))
-    return [train(run, steps, number < measured, progress) for number, run in enumerate(runs)]
+    measured, found = argument.get("measured", len(runs)), []
+    for number, run in enumerate(runs):
+        steps = max(argument.get("steps", 0), first_steps(run))
+        found.append(train(run, steps, number < measured, progress))
+        keep(found[-1], progress)
+    return found
+
+
+def first_steps(run: Run) -> int:
+    """Steps before memory and time are measured; of the last one communication is counted."""
+    return WARM_STEPS + (run.offload == "none")
 
 
 def this_run(run: dict) -> Run:
@@ -53,44 +77,124 @@ def this_run(run: dict) -> Run:
 
 def train(run: Run, steps: int, measure: bool, progress: Progress) -> dict:
     """What one run gives on this rank."""
+    device = rank_device()
+    compiled, note = cpu_adam(run, device, progress)
     progress("building the model")
-    step = build_step(run, rank_device())
+    left = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    begin = time.perf_counter()
+    step = build_step(run, device, compiled)
+    set_up_seconds = time.perf_counter() - begin
     observed = observe(step, steps, progress)
+    last_seconds = sum(observed["split_seconds"][phase] for phase in PHASES)
+    observed |= {"threads_per_rank": torch.get_num_threads(), "left_by_others_bytes": left}
+    if told := {name: os.environ[name] for name in ALLOCATING if name in os.environ}:
+        observed["environment"] = told
+    observed["set_up_seconds"] = set_up_seconds
+    if run.offload != "none":
+        on_host = sum(host_bytes(step).values())
+        observed |= {"cpu_adam": note, "host_bytes": on_host, "host_memory": memory_of_host(step)}
     if not measure:
+        release(step)
         return {"answer": None, **observed}
     progress("measuring memory and time")
-    gpu = step.device.type == "cuda"
-    answer = on_gpu(run, step, 0) if gpu else on_cpu(run, step, 0, partial(watch_held, step=step))
+    answer = (
+        on_gpu(run, step, 0, timed_steps(last_seconds, device))
+        if device.type == "cuda"
+        else on_cpu(run, step, 0, partial(watch_held, step=step))
+    )
+    release(step)
+    observed["split_seconds"] |= answer.provenance.pop("phase_seconds", {})  # without anything that watches
     return {"answer": answer.to_dict(), **observed}
 
 
+def memory_of_host(step) -> dict[str, int]:
+    """Bytes that are held on the host; with a GPU, what PyTorch's allocator of pinned memory says it has given out."""
+    found = host_bytes(step)
+    if step.device.type == "cuda":
+        told = torch.cuda.host_memory_stats()
+        found |= {name: told.get(f"{name}_bytes.current", 0) for name in ("allocated", "reserved", "active")}
+    return {**found, "resident": psutil.Process().memory_info().rss}
+
+
+def release(step) -> None:
+    """Let go of everything that the step holds, for the next run in this process."""
+    for tensors in held_tensors(step).values():  # stage 3's engine is kept by its own caches and hooks
+        for tensor in tensors:
+            with suppress(RuntimeError):  # a storage that is not its own
+                tensor.untyped_storage().resize_(0)
+    if hasattr(step.model, "destroy"):
+        step.model.destroy()
+    step.__dict__.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def timed_steps(step_seconds: float, device: torch.device) -> int:
+    """As many as all ranks have time for, by the slowest one's last step."""
+    slowest = torch.tensor(step_seconds, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return max(FEWEST_TIMED, min(TIMED_STEPS, int(TIMED_SECONDS / slowest.item())))
+
+
+def cpu_adam(run: Run, device: torch.device, progress: Progress) -> tuple[bool, str]:
+    """Whether DeepSpeed's CPU Adam is used for a run that offloads, and a word about that. On a CPU it isn't."""
+    if run.offload == "none" or run.optimizer != "adamw" or device.type != "cuda":
+        return False, "PyTorch's AdamW"
+    progress("compiling DeepSpeed's CPU Adam, about a minute if it isn't there yet")
+    reason = why_no_cpu_adam()
+    return not reason, f"PyTorch's AdamW: DeepSpeed's couldn't be compiled ({reason})" if reason else "DeepSpeedCPUAdam"
+
+
 def observe(step, steps: int, progress: Progress) -> dict:
-    """Train so many steps; of the last one keep what was held at three moments and what was communicated."""
+    """Train so many steps; of the last one keep what was held at three moments, communicated, copied, and its parts."""
     micro_losses, held, counter = [], {}, CommunicationCounter()
     each = step.run.grad_accum
-    hook = step.model.register_forward_hook(lambda model, inputs, output: micro_losses.append(output.loss.item()))
+    hook = step.model.register_forward_hook(lambda model, inputs, output: micro_losses.append(output.loss.detach()))
 
     def on_phase(name: str) -> None:
+        clock.begin(ASIDE)
         if name == "optimizer":
             held["held_bytes"] = held_bytes(step)
         elif name == "backward":
             held["held_after_forward_bytes"] = held_bytes(step)
         elif name == "forward" and len(micro_losses) % each == each - 1 and each > 1:
             held["held_between_bytes"] = held_bytes(step)
+        clock.begin(name)
 
     for number in range(1, steps):
         progress(f"step {number} of {steps}")
         step()
     progress(f"step {steps} of {steps}")
-    with counter:
+    clock = StepClock(step.device, host_tensors(step))
+    with host_work_timed(clock, step), counter, clock:
         step(on_phase)
+    clock.end()
     hook.remove()
-    losses = [sum(micro_losses[first : first + each]) / each for first in range(0, len(micro_losses), each)]
-    return {"losses": losses, **held, "communicated": counter.found}
+    losses = [loss.item() for loss in micro_losses]
+    losses = [sum(losses[first : first + each]) / each for first in range(0, len(losses), each)]
+    told = {"losses": losses, **held, "communicated": counter.found}
+    return told | {"split_seconds": clock.split_seconds(), "copies": clock.copies, "moved_bytes": clock.moved_bytes()}
+
+
+@contextmanager
+def host_work_timed(clock: StepClock, step) -> Iterator[None]:
+    """Time what an offloaded optimizer does on the host."""
+    zero = getattr(step, "zero_optimizer", None)
+    with ExitStack() as watched:
+        for owner, method, name in ((step.optimizer, "step", "cpu_adam"), (zero, "unscale_and_clip_grads", "clipping")):
+            if step.run.offload != "none" and hasattr(owner, method):
+                watched.enter_context(clock.watching(owner, method, name))
+        yield
 
 
 def watch_held(tracker, step) -> None:
-    """Name the tensors that DeepSpeed holds now; those that it has only in backward, as their gradients arrive."""
+    """Name the tensors that DeepSpeed holds now; those that it has only in backward, as their gradients arrive.
+
+    What is offloaded counts as the host's.
+    """
+    with host_memory():
+        tracker.watch("optimizer_states", host_tensors(step))
     for kind, tensors in held_tensors(step).items():
         tracker.watch(PART[kind], tensors)
 

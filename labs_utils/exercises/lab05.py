@@ -1,0 +1,310 @@
+"""Lab 05, ZeRO-Offload: held against torch's AdamW, DeepSpeed's own copies, and steps that are played out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from labs_utils.exercises.comparing import close
+from labs_utils.exercises.contract import Exercise
+from labs_utils.exercises.kept import compare_each
+from labs_utils.exercises.lone_rank import lone_rank
+from labs_utils.exercises.plain import plain
+from labs_utils.exercises.two_memories import TwoMemories
+
+ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+DEVICE_SPARE = 2.5  # times the largest tensor: room for its new weights, and not for its moments
+TRAFFIC_TOLERANCE = 1.02
+MOST_MICRO_STEPS = 10**5
+SECONDS_TOLERANCE = 1e-6
+
+
+def draw_trainings(rng) -> dict:
+    """Steps that bf16 shows, steps too small for it, and a gradient as small as eps."""
+
+    def shapes() -> list[list[int]]:
+        return [[int(n) for n in rng.integers(20, 60, size=2)], [int(rng.integers(200, 900))], [7, 5, 3]]
+
+    trainings = {
+        "usual steps": {"steps": 12, "lr": 0.05, "gradient_scale": 1.0},
+        "small steps": {"steps": 20, "lr": 0.001, "gradient_scale": 1.0},
+        "tiny gradients": {"steps": 4, "lr": 0.05, "gradient_scale": 3e-8},
+    }
+    return {name: {"seed": int(rng.integers(2**31)), "shapes": shapes(), **part} for name, part in trainings.items()}
+
+
+def starting_weights(part: dict) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(part["seed"])
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in part["shapes"]]
+
+
+def gradients_of(part: dict, step: int) -> list[torch.Tensor]:
+    """In one direction over the steps, with noise."""
+    generator = torch.Generator().manual_seed(part["seed"] + 1)
+    drawn = [torch.randn(shape, generator=generator) for shape in part["shapes"]]
+    generator.manual_seed(part["seed"] + 2 + step)
+    return [
+        (part["gradient_scale"] * (each + torch.randn(each.shape, generator=generator))).bfloat16() for each in drawn
+    ]
+
+
+def trained(function: Callable, part: dict) -> dict:
+    """The weights after the steps, in a row, and the bytes moved each way in a step."""
+    weights, state = starting_weights(part), {}
+    nbytes = [weight.nbytes for weight in weights]
+    memories = TwoMemories(int(2 * sum(nbytes) + DEVICE_SPARE * max(nbytes)))
+    for weight in weights:
+        memories.put_on_device(weight)
+    for step in range(part["steps"]):
+        if step == 1:  # what the first one sends to begin with doesn't count
+            memories.moved.update(down=0, up=0)
+        gradients = [memories.put_on_device(gradient) for gradient in gradients_of(part, step)]
+        with memories:
+            function(memories, weights, gradients, state, part["lr"])
+        del gradients
+    moved = {way: count / (part["steps"] - 1) for way, count in memories.moved.items()}
+    return {"weights": plain(torch.cat([weight.flatten().float() for weight in weights])), **moved}
+
+
+def trained_by_torch(part: dict) -> dict:
+    """`torch.optim.AdamW` on fp32 copies of the weights, and the bytes of one bf16 copy of them."""
+    start = starting_weights(part)
+    masters = [torch.nn.Parameter(weight.float()) for weight in start]
+    optimizer = torch.optim.AdamW(masters, lr=part["lr"], **ADAM)
+    for step in range(part["steps"]):
+        for master, gradient in zip(masters, gradients_of(part, step), strict=True):
+            master.grad = gradient.float()
+        optimizer.step()
+    ends = [master.detach().bfloat16().flatten().float() for master in masters]
+    starts = torch.cat([weight.flatten().float() for weight in start])
+    return {"weights": torch.cat(ends), "start": starts, "bytes": sum(weight.nbytes for weight in start)}
+
+
+def compare_training(got: Any, expected: dict) -> tuple[float, str]:
+    """Two thirds for the weights, a third for moving no more than gradients down and weights up in 16 bits."""
+    if type(got) is not dict or got.keys() != {"weights", "down", "up"}:
+        return 0.0, "expected weights and bytes moved"
+    way = expected["weights"] - expected["start"]
+    off = (got["weights"] - expected["weights"]).norm() / way.norm()
+    if not off <= 0.03:
+        return 0.0, weights_fault(got["weights"] - expected["start"], way, off)
+    least, down, up = expected["bytes"], got["down"], got["up"]
+    if min(down, up) < 0.98 * least:
+        return 0.0, "the weights are right, but they have crossed otherwise than through `memories`"
+    for name, nbytes in {"down": down, "up": up}.items():
+        if nbytes > TRAFFIC_TOLERANCE * least:
+            return 2 / 3, (
+                f"the weights are right, but {nbytes / least:.3g} times the bytes of the weights go {name} in a step: "
+                "what has to cross, and in which type?"
+            )
+    return 1.0, "as expected"
+
+
+def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
+    if not moved.abs().sum():
+        return "the weights have not moved: are they changed in place, and do steps smaller than bf16 get lost?"
+    share = moved.norm() / way.norm()
+    return f"the weights go {share:.2g} times as far as they should and end {off:.2g} of the way off"
+
+
+cpu_offloaded_adam = Exercise(
+    id="lab05.cpu_offloaded_adam",
+    points=4,
+    draw=draw_trainings,
+    call=lambda fn, case: {name: trained(fn, part) for name, part in case.items()},
+    truth=lambda case: {name: trained_by_torch(part) for name, part in case.items()},
+    compare=partial(compare_each, compare_training),
+    hints=(
+        "In the first step, make the master weights: a copy of the weights on the host, in fp32. Keep them in `state`.",
+        "Send the gradient down as it is, in bf16, and widen it on the host.",
+        "Round the new master weights to bf16 on the host, and copy those into the weights.",
+    ),
+    forbidden=("labs_utils", "deepspeed", "torch.optim"),
+)
+
+
+def draw_steps(rng) -> dict:
+    """Models whose parameters all lie on one rank each, so that everything divides."""
+    situations = {}
+    for name, stage, micro_steps in (
+        ("stage 1", 1, 1),
+        ("stage 1, accumulated", 1, int(rng.integers(2, 6))),
+        ("stage 2", 2, 1),
+        ("stage 2, accumulated", 2, int(rng.integers(2, 6))),
+    ):
+        ranks = int(rng.integers(2, 9))
+        numels = [2 * int(rng.integers(100, 900))] * (ranks * int(rng.integers(1, 4)))
+        situations[name] = {"numels": numels, "stage": stage, "world_size": ranks, "grad_accum": micro_steps}
+    return situations
+
+
+def counted_traffic(part: dict) -> dict[str, int]:
+    """What DeepSpeed copies to the host and back in a step."""
+    moved = lone_rank(part["numels"], part["stage"], part["world_size"], part["grad_accum"], "optimizer")["moved"]
+    return {"down": moved["device_to_host"], "up": moved["host_to_device"]}
+
+
+def compare_traffic(got: Any, truth: dict) -> tuple[float, str]:
+    """Half for each way."""
+    score, sentence = close(None, got, truth)
+    way = sentence.partition(":")[0]
+    question = {
+        "down": "in which type do gradients go down, and what else goes down when they are accumulated?",
+        "up": "what comes up after the update, and what in a micro-step that adds to gradients on the host?",
+    }
+    return score, f"{sentence}: {question[way]}" if way in question else sentence
+
+
+offload_traffic = Exercise(
+    id="lab05.offload_traffic",
+    points=3,
+    draw=draw_steps,
+    call=lambda fn, case: {
+        name: fn(sum(part["numels"]), part["stage"], part["world_size"], part["grad_accum"])
+        for name, part in case.items()
+    },
+    truth=lambda case: {name: counted_traffic(part) for name, part in case.items()},
+    compare=partial(compare_each, compare_traffic),
+    hints=(
+        "Each rank moves only its part. In a step with one micro-step: gradients in fp32 down, weights in bf16 up.",
+        "Stage 1 has all gradients on the GPU until the last micro-step, so accumulation changes nothing.",
+        "Stage 2 sends its sum down in bf16 after each micro-step, and gets it up again in each but the first.",
+    ),
+    forbidden=("labs_utils", "deepspeed"),
+)
+
+
+def draw_schedules(rng) -> dict:
+    """A link that keeps up, one that doesn't, one that does at first, and an Adam that takes most of the time."""
+    count = int(rng.integers(4, 9))
+    numels = [int(n) * 10**6 for n in rng.integers(20, 200, size=count)]
+    backward = [float(s) for s in rng.uniform(0.05, 0.2, size=count)]
+    needed = 2 * sum(numels) / sum(backward)  # the link's rate at which both take equally long
+    common = {"forward": float(rng.uniform(0.2, 0.6)), "backward": backward, "numels": numels}
+    links = {"a fast link": 6.0, "a slow link": 0.3, "about as fast": 1.0}
+    schedules = {name: {**common, "link": factor * needed, "adam": sum(numels) / 0.5} for name, factor in links.items()}
+    large_last = {**common, "numels": sorted(numels), "backward": sorted(backward, reverse=True)}
+    schedules["the largest last"] = {**large_last, "link": 1.1 * needed, "adam": sum(numels) / 2.0}
+    return schedules
+
+
+def played(part: dict) -> float:
+    """The step as a queue of events: a gradient is there, the link is free, Adam is done."""
+    now, events, waiting, on_host, link_is_free = 0.0, [], [], 0, True
+    ready = part["forward"]
+    for number, seconds in enumerate(part["backward"]):
+        ready += seconds
+        heapq.heappush(events, (ready, "gradient", number))
+    while events:
+        now, what, number = heapq.heappop(events)
+        if what == "gradient":
+            waiting.append(number)
+        if what == "arrived":
+            on_host, link_is_free = on_host + 1, True
+        if what == "updated":
+            heapq.heappush(events, (now + 2 * sum(part["numels"]) / part["link"], "weights are back", 0))
+        if on_host == len(part["numels"]) and what == "arrived":
+            heapq.heappush(events, (now + sum(part["numels"]) / part["adam"], "updated", 0))
+        if link_is_free and waiting:
+            sent, link_is_free = waiting.pop(0), False
+            heapq.heappush(events, (now + 2 * part["numels"][sent] / part["link"], "arrived", sent))
+    return now
+
+
+def compare_seconds(got: Any, truth: float) -> tuple[float, str]:
+    if type(got) not in (int, float):
+        return 0.0, f"expected seconds, got {got!r}"[:200]
+    if abs(got - truth) <= SECONDS_TOLERANCE * truth:
+        return 1.0, "as expected"
+    why = (
+        "what can't begin before something else has ended?"
+        if got < truth
+        else "what goes on while something else does?"
+    )
+    return 0.0, f"expected {truth:.6g} s, got {got:.6g} s: {why}"
+
+
+offloaded_seconds = Exercise(
+    id="lab05.offloaded_seconds",
+    points=3,
+    draw=draw_schedules,
+    call=lambda fn, case: {
+        name: fn(part["forward"], part["backward"], part["numels"], part["link"], part["adam"])
+        for name, part in case.items()
+    },
+    truth=lambda case: {name: played(part) for name, part in case.items()},
+    compare=partial(compare_each, compare_seconds),
+    hints=(
+        "Keep two times: when backward has made the gradient, and when the link has sent the one before.",
+        "A gradient begins its way at the later of the two.",
+        "After the last has arrived: Adam over all parameters, then all weights up.",
+    ),
+    forbidden=("labs_utils",),
+)
+
+
+def draw_bounds(rng) -> dict:
+    """Bounds that are met at once, after some micro-steps, after many, and never."""
+    situations = {}
+    for name, bound, each in (
+        ("at once", 6.0, 0.0),
+        ("after some", 1.25, 0.0),
+        ("after many", 1.02, 0.0),
+        ("more each time", 1.5, 0.3),
+        ("never", 1.2, 0.4),
+    ):
+        micro = float(rng.uniform(0.3, 2.0))
+        update = float(rng.uniform(0.01, 0.05))
+        once = float(rng.uniform(2.0, 4.0)) * micro
+        situations[name] = {
+            "micro": micro, "update": update, "each": each * micro, "once": once, "bound": bound
+        }  # fmt: skip
+    return situations
+
+
+def added_up(part: dict) -> int:
+    """Micro-step after micro-step, until the bound is kept; -1 if it never is."""
+    plain_seconds, offloaded = part["update"], part["once"]
+    for micro_steps in range(1, MOST_MICRO_STEPS):
+        plain_seconds += part["micro"]
+        offloaded += part["micro"] + part["each"]
+        if offloaded <= part["bound"] * plain_seconds:
+            return micro_steps
+    return -1
+
+
+def compare_count(got: Any, truth: int) -> tuple[float, str]:
+    expected = truth if truth >= 0 else None
+    if got == expected and type(got) is type(expected):
+        return 1.0, "as expected"
+    if expected is None:
+        return 0.0, f"no number of micro-steps is enough here, got {got!r}: what is added in each of them?"[:200]
+    if type(got) is not int:
+        return 0.0, f"expected a whole number of micro-steps, got {got!r}"[:200]
+    if got > expected:
+        return 0.0, f"{got:,} micro-steps keep the bound, but so do {expected:,}"
+    return 0.0, f"expected {expected:,} micro-steps, got {got:,}: that is still too slow"
+
+
+fewest_micro_steps = Exercise(
+    id="lab05.fewest_micro_steps",
+    points=2,
+    draw=draw_bounds,
+    call=lambda fn, case: {
+        name: fn(part["micro"], part["update"], part["each"], part["once"], part["bound"])
+        for name, part in case.items()
+    },
+    truth=lambda case: {name: added_up(part) for name, part in case.items()},
+    compare=partial(compare_each, compare_count),
+    hints=(
+        "Both steps are straight lines in the number of micro-steps: where is one `bound` times the other?",
+        "Round up to a whole number, at least 1. If `each` is too much for the bound, there is no such number.",
+    ),
+    forbidden=("labs_utils",),
+)
+
+EXERCISES = (cpu_offloaded_adam, offload_traffic, offloaded_seconds, fewest_micro_steps)

@@ -1,0 +1,92 @@
+"""What an offloaded optimizer adds to a step, in seconds, from rates that were measured one by one.
+
+DeepSpeed 0.19.8 does these things one after the other: gradients down, Adam, the new weights rounded, and up. So the
+terms sum up. Rates are those of all ranks at once (`labs_utils.workers.host`): they share the host's memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from labs_utils.device import Device
+from labs_utils.recall import benchmarks
+from labs_utils.run import Run
+from labs_utils.symbolic_llama import WEIGHT_BYTES
+from labs_utils.symbolic_offload import accumulation_type
+from labs_utils.symbolic_zero3 import limits
+
+SUBJECT = "host of all ranks: "
+TERMS = ("gradient_transfer", "clipping", "cpu_adam", "rounding", "parameter_transfer")
+FP32_BYTES = 4
+
+
+class HostRates(NamedTuple):
+    """Of one rank, while the others do the same: bytes/s down and up the link, parameters/s of work on the host.
+
+    `pageable_up` is from memory that isn't pinned, whatever the other two are.
+    """
+
+    down: float
+    up: float
+    pageable_up: float
+    adam: float
+    rounding: float
+    scaling: float
+
+
+def recorded_threads(device: Device) -> list[int]:
+    """The numbers of threads with which the host's work was recorded."""
+    return sorted({line.shape["threads"] for line in benchmarks(device) if line.subject == f"{SUBJECT}fp32 to bf16"})
+
+
+def recorded_host_rates(device: Device, threads: int | None = None, pinned: bool = True) -> HostRates | None:
+    """The rates recorded on a device's machine, with so many threads (None: the most); None if there are none."""
+    known = recorded_threads(device)
+    threads = threads or (known[-1] if known else 0)
+    found = {
+        line.subject.removeprefix(SUBJECT): line.value["median"]
+        for line in benchmarks(device)
+        if line.subject.startswith(SUBJECT) and line.shape.get("threads", threads) == threads
+    }
+    kind = "pinned" if pinned else "pageable"
+    names = (f"device to host, {kind}", f"host to device, {kind}", "host to device, pageable")
+    names += ("CPU Adam of DeepSpeed", "fp32 to bf16", "fp32 times a number")
+    return HostRates(*(found[name] for name in names)) if found.keys() >= set(names) else None
+
+
+def moved_bytes(run: Run) -> dict[str, float]:
+    """Bytes that a rank sends to the host and gets back in a step.
+
+    Gradients go down in fp32 in the last micro-step, new weights come up in the model's type. Stage 2 that accumulates
+    also sends each micro-step's sum down in that type, and fetches it in each but the first, unless it accumulates in
+    fp32. Stage 3 does both in every micro-step; offloaded weights come up for each forward, and again for each backward
+    unless they are kept.
+    """
+    part, narrow = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision]
+    down = up = 0
+    if run.zero_stage == 2 and run.grad_accum > 1 and accumulation_type(run) != "fp32":
+        down, up = run.grad_accum, run.grad_accum - 1
+    if run.zero_stage == 3:
+        down = up = run.grad_accum
+    if run.offload == "all":
+        is_kept = run.model.parameters <= limits(run.zero).reuse_distance
+        up += (1 if is_kept else 2) * run.grad_accum - 1  # new weights stay where they are
+    return {"device_to_host": (FP32_BYTES + narrow * down) * part, "host_to_device": narrow * (1 + up) * part}
+
+
+def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
+    """Seconds that offload adds to a step of the run, by `TERMS`; None for what isn't covered.
+
+    At stage 3 new weights come up from where they were rounded, which isn't pinned.
+    """
+    if run.offload == "none" or run.optimizer != "adamw" or run.zero.get("offload_optimizer", {}).get("ratio", 1) != 1:
+        return None
+    part, narrow, moved = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision], moved_bytes(run)
+    last = 0.0 if run.offload == "all" else narrow * part
+    return {
+        "gradient_transfer": moved["device_to_host"] / rates.down + (moved["host_to_device"] - last) / rates.up,
+        "clipping": part / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
+        "cpu_adam": part / rates.adam,
+        "rounding": part / rates.rounding if narrow < FP32_BYTES else 0.0,
+        "parameter_transfer": last / (rates.up if run.zero_stage < 3 else rates.pageable_up),
+    }

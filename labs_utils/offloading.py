@@ -1,0 +1,61 @@
+"""What offload needs of the host: its Adam, and bytes of memory for each rank, known before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+
+from labs_utils.allocator import pinned_bytes
+from labs_utils.run import Run
+
+PINNED_FLOAT_ELEMENTS = 10**9  # DeepSpeed's `sub_group_size`: at stage 3 so many elements share one fp32 tensor
+
+
+def why_no_cpu_adam() -> str | None:
+    """Compile and load DeepSpeed's CPU Adam, about a minute once a machine; the reason why that fails, or None.
+
+    It needs a C++ compiler, and ninja: from the system, or the Python package of that name.
+    """
+    try:
+        import ninja
+
+        os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])
+    except ImportError:
+        pass
+    try:
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+
+        CPUAdamBuilder().load(verbose=False)
+    except Exception as error:  # a compiler's failures are of every kind
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+    return None
+
+
+def compiled_cpu_adam(parameters):
+    """DeepSpeed's CPU Adam as the AdamW that PyTorch has by default; its operator must be there."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(list(parameters), lr=1e-6, weight_decay=1e-2, adamw_mode=True)
+
+
+def offloaded_bytes(run: Run, pins: bool = True) -> int:
+    """Bytes that DeepSpeed 0.19 keeps on the host for one rank; `pins` is false where nothing is pinned, on a CPU.
+
+    For each parameter of a rank: 4 of master weights, 4 of gradients, 2 of staging and 8 of Adam's moments; at stage 3
+    the 2 are gradients in the model's type, and offloaded parameters are 2 more. Pinned memory comes in powers of two.
+    """
+    parameters, wide = -(-run.model.parameters // run.world_size), 4
+    narrow = 2 if run.precision.endswith("-master") else 4
+    settings = run.zero.get("offload_optimizer", {})
+    rounded = pinned_bytes if pins and settings.get("pin_memory", True) else int
+    moments = 2 * wide * parameters
+    if run.zero_stage < 3:
+        largest = narrow * run.model.embedding_parameters
+        accumulates = run.zero_stage == 2 and run.grad_accum > 1 and "data_types" not in run.zero
+        accumulated = narrow * parameters if accumulates else 0
+        pinned = 2 * rounded(wide * parameters) + rounded(narrow * parameters) + rounded(largest)
+        return pinned + accumulated + moments
+    whole, rest = divmod(parameters, int(run.zero.get("sub_group_size", PINNED_FLOAT_ELEMENTS)))
+    group = (parameters - rest) // whole if whole else 0
+    gradients = whole * rounded(wide * group) + rounded(wide * rest) + rounded(narrow * parameters)
+    kept = (pinned_bytes if pins else int)(narrow * parameters) if run.offload == "all" else 0
+    return wide * parameters + gradients + moments + kept

@@ -1,0 +1,157 @@
+"""Lab 05's cells do what its text says, and its oracles tell right from wrong."""
+
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+from labs_utils.device import H200
+from labs_utils.exercises import lab05
+from labs_utils.exercises.contract import exercises_of
+from labs_utils.exercises.two_memories import TwoMemories
+from labs_utils.notebooks import setup_imports, solutions, wrong_answers
+from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
+from labs_utils.recall import recorded
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = nbformat.read(ROOT / "notebooks" / "05_zero_offload.ipynb", as_version=4)
+CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}
+SOLUTIONS = solutions(ROOT / "solutions" / "lab05.py")
+WRONG = list(wrong_answers(ROOT / "tests/wrong_answers/lab05.py"))
+SHOWING = ("show_table", "reveal", "plot_parts", "plot_curves", "plot_schedule")
+
+
+def after(*cell_ids):
+    """The namespace after these cells of the notebook, without tables and figures."""
+    namespace = {"GIB": 2**30}
+    exec(setup_imports(NOTEBOOK), namespace)
+    namespace |= {name: lambda *args, **kwargs: None for name in SHOWING}
+    for cell_id in cell_ids:
+        exec(CELLS[cell_id], namespace)
+    return namespace
+
+
+def function(exercise_id, source):
+    namespace = {"torch": torch}
+    exec("import math", namespace)
+    exec(source, namespace)
+    return namespace[exercise_id.partition(".")[2]]
+
+
+@cache
+def lab_after_launch():
+    """The notebook's own launch with two ranks, and what its cells make of it."""
+    return after(*"where-runs where-all-runs where-launch where-table moved-table".split())
+
+
+@pytest.mark.slow
+def test_a_rank_keeps_weights_on_the_gpu_and_eighteen_bytes_on_the_host():
+    pytest.importorskip("deepspeed")
+    lab = lab_after_launch()
+    staging = 2 * lab["TINY"].embedding_parameters / lab["PSI"]  # as large as the largest parameter
+    assert lab["on_device"]("optimizer", "optimizer") == pytest.approx(2 + staging, abs=0.01)
+    assert lab["on_host"]("optimizer") == pytest.approx(18 + 2 * staging, abs=0.01)
+    assert lab["on_host"]("all") == pytest.approx(20, abs=0.01) and lab["on_host"]("stage 2") == 0
+    assert lab["on_device"]("all", "optimizer") < 0.1 < 1 < lab["on_device"]("stage 3", "optimizer")
+
+
+@pytest.mark.slow
+def test_deepspeed_moves_six_bytes_and_more_when_stage_2_accumulates():
+    pytest.importorskip("deepspeed")
+    moved = lab_after_launch()["moved"]
+    exact = ("optimizer", "stage 1, two micro-steps", "stage 2, two micro-steps in fp32")
+    assert [moved(name) for name in exact] == [pytest.approx([4, 2], abs=0.01)] * 3
+    down, up = moved("stage 2, two micro-steps")
+    assert 8 <= down < 8.2 and 4 <= up < 4.1
+
+
+def test_threads_are_worth_what_the_lab_says():
+    one, all_of_them = recorded_host_rates(H200, 1), recorded_host_rates(H200)
+    assert recorded_threads(H200) == [1, 2, 4, 8, 16]
+    assert 3 < all_of_them.adam / one.adam < 5  # "several times as fast"
+    assert all_of_them.down > 4 * recorded_host_rates(H200, pinned=False).down
+
+
+def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
+    """Both ranks at once, so within a tenth; Adam over tensors that are warm, or not, within a fifth."""
+    rows = [row for row in recorded() if row.run.offload == "optimizer" and row.outcome == "ok"]
+    rows = [row for row in rows if row.run.zero_stage < 3 and row.run.grad_accum == 1]
+    assert rows
+    for row in rows:
+        pinned = row.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
+        rates = recorded_host_rates(H200, row.provenance["threads_per_rank"], pinned)
+        estimated, split = offload_seconds(row.run, rates), row.provenance["split_seconds"]
+        assert estimated["gradient_transfer"] == pytest.approx(split["gradient_transfer"], rel=0.1)
+        assert estimated["parameter_transfer"] == pytest.approx(split["parameter_transfer"], rel=0.1)
+        assert estimated["cpu_adam"] == pytest.approx(split["cpu_adam"], rel=0.2)
+
+
+def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
+    lab = after("link-rates", "link-seconds", "step-terms")
+    terms, plain = lab["terms"], lab["PLAIN"]
+    on_link = terms["gradient_transfer"] + terms["parameter_transfer"]
+    assert sum(terms.values()) > plain and terms["cpu_adam"] + terms["rounding"] > 2 * on_link
+    assert lab["on_link"](lab["PINNED"]) < plain < lab["on_link"](lab["PAGEABLE"])
+
+
+def test_the_lectures_gpus_needed_no_more_than_the_optimizer_offloaded():
+    lab = after("link-rates", "link-seconds", "lecture-memory")
+    peaks = {offload: lab["on_v100"](offload, "none") for offload in ("none", "optimizer", "all")}
+    assert [answer.outcome for answer in peaks.values()] == ["out of memory", "ok", "ok"]
+    assert lab["on_v100"]("none", "full").outcome == "out of memory"
+    assert peaks["all"].peak_bytes < 15e9
+
+
+def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
+    rates = "link-rates link-seconds step-terms lecture-adam".split()
+    lab = after(*rates, *"change-list change-plain change-table share-curves share-reveal".split())
+    assert lab["ratio"](1000, {}) > 1.3 > 1.02 > lab["ratio"](1000, lab["FP32"])
+    assert 8 < lab["enough"][0] < 20
+    times = {name: lab["change_row"](name, *change)[3] for name, change in lab["changes"].items()}
+    assert times["one thread"] > times["pageable memory"] > times["gradients clipped"]
+    assert times["gradients clipped"] > times["sixteen threads, pinned"] > times["8 micro-steps"]
+    assert times["8 micro-steps"] > times["8 micro-steps in fp32"]
+
+
+def test_two_memories_do_not_mix_and_count_what_crosses():
+    memories = TwoMemories(device_bytes=1000)
+    weight = memories.put_on_device(torch.ones(100, dtype=torch.bfloat16))
+    with memories:
+        wide = memories.to_host(weight).float()
+        assert not memories.is_on_device(wide) and memories.is_on_device(weight.view(10, 10).t())
+        with pytest.raises(RuntimeError, match="bring them together"):
+            weight + wide
+        with pytest.raises(RuntimeError, match="on the host already"):
+            memories.to_host(wide)
+        weight.copy_(wide)
+        with pytest.raises(torch.OutOfMemoryError, match="asked for 400 bytes, and 0 of its 1,000 bytes are free"):
+            [weight.float() for _ in range(3)]
+    assert memories.moved == {"down": 200, "up": 200} and memories.used_bytes == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_the_oracles_tell_right_from_wrong_on_every_case(seed):
+    for exercise in exercises_of("lab05"):
+        case = exercise.draw(np.random.default_rng(seed))
+        truth = exercise.truth(case)
+        answers = {"solution": SOLUTIONS[exercise.id]}
+        answers |= {one.label: one.source for one in WRONG if one.exercise_id == exercise.id}
+        for label, source in answers.items():
+            score, sentence = attempted(exercise, function(exercise.id, source), case, truth)
+            assert (score == 1) == (label == "solution"), (exercise.id, label, sentence)
+
+
+def attempted(exercise, fn, case, truth):
+    try:
+        return exercise.compare(case, exercise.call(fn, case), truth)
+    except torch.OutOfMemoryError as error:
+        return 0.0, str(error)
+
+
+def test_a_step_played_by_hand():
+    part = {"forward": 1.0, "backward": [1.0, 1.0], "numels": [50, 50], "link": 200.0, "adam": 100.0}
+    assert lab05.played(part) == 1 + 1 + 1 + 0.5 + 1 + 1

@@ -1,0 +1,212 @@
+"""Offloaded runs of real ranks over gloo: what the host holds, and which Adam works there.
+
+A CPU has one memory: there a rank holds on "the host" what it would hold there with a GPU, and nothing is moved.
+"""
+
+import importlib
+import subprocess
+import sys
+from functools import cache
+
+import psutil
+import pytest
+import torch
+from helpers import SHAPE, phase_peaks
+
+from labs_utils import measure_ranks
+from labs_utils.allocator import pinned_bytes
+from labs_utils.answer import Answer
+from labs_utils.device import CPU
+from labs_utils.estimate import estimate, read_off, step_timeline
+from labs_utils.launch import launch
+from labs_utils.measure import Settings, measure, measure_all
+from labs_utils.moved import ASIDE, StepClock
+from labs_utils.offloading import offloaded_bytes
+from labs_utils.run import LLAMA_8B, ModelShape, Run
+from labs_utils.symbolic_ranks import distributed_step
+
+PARAMETERS = ModelShape(**SHAPE).parameters
+STEP_COUNTER_BYTES = 4
+SMALL = {"reduce_bucket_size": 20000}
+NOTHING_KEPT = SMALL | {
+    "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0,
+}  # fmt: skip
+ACCUMULATED_WIDE = {"reduce_bucket_size": 40000, "data_types": {"grad_accum_dtype": "fp32"}}
+RUNS = {
+    "stage 1": {"zero_stage": 1},
+    "stage 2": {"zero_stage": 2},
+    "stage 3": {"zero_stage": 3},
+    "stage 3, all": {"zero_stage": 3, "offload": "all"},
+    "clipped": {"zero_stage": 2, "zero": {"gradient_clipping": 0.5}},
+    "fp32": {"zero_stage": 2, "precision": "fp32"},
+    "stage 1, accumulated": {"zero_stage": 1, "grad_accum": 2, "zero": SMALL},
+    "stage 2, accumulated": {"zero_stage": 2, "grad_accum": 2, "zero": SMALL},
+    "stage 2, accumulated in fp32": {"zero_stage": 2, "grad_accum": 3, "zero": ACCUMULATED_WIDE},
+    "stage 2, overlapping": {"zero_stage": 2, "zero": {**SMALL, "overlap_comm": True}},
+    "stage 3, nothing kept": {"zero_stage": 3, "zero": NOTHING_KEPT, "checkpointing": "full"},
+    "stage 3, all, accumulated": {"zero_stage": 3, "offload": "all", "grad_accum": 2, "zero": NOTHING_KEPT},
+}
+
+MOVED = [
+    ("stage 1", 4, 2),
+    ("stage 2", 4, 2),
+    ("stage 2, overlapping", 4, 2),
+    ("stage 1, accumulated", 4, 2),
+    ("stage 2, accumulated", 4 + 2 * 2, 2 + 2),
+    ("stage 2, accumulated in fp32", 4, 2),
+    ("stage 3", 4 + 2, 2),
+]
+
+
+def offloaded_run(**changes):
+    common = {"model": SHAPE, "seq_len": 128, "precision": "bf16-master", "world_size": 2, "offload": "optimizer"}
+    return Run.parse({**common, "engine": "deepspeed", **changes})
+
+
+def ranks_of(name: str) -> list[dict]:
+    """What both ranks say about a run."""
+    return [rank[list(RUNS).index(name)] for rank in launched()]
+
+
+@cache
+def launched() -> list[list[dict]]:
+    pytest.importorskip("deepspeed")
+    asked = [offloaded_run(**changes).to_dict() for changes in RUNS.values()]
+    return launch("labs_utils.workers.zero", {"runs": asked}, 2, threads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_the_hosts_bytes_are_known_before_anything_is_allocated(name):
+    expected = offloaded_bytes(offloaded_run(**RUNS[name]), pins=False) + STEP_COUNTER_BYTES
+    across = 2 * SHAPE["vocab_size"] * SHAPE["hidden_size"]  # gradients that lie across ranks are whole on both
+    for found in ranks_of(name):
+        held = found["host_memory"]
+        assert 0 <= found["host_bytes"] - expected <= (across if name == "stage 2, accumulated" else 0)
+        assert (held["pageable"], held["pinned"]) == (found["host_bytes"], 0)
+        assert found["threads_per_rank"] == 1 and found["cpu_adam"] == "PyTorch's AdamW"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_every_ranks_peak_and_the_hosts_bytes_are_estimated(name):
+    """To a few scalars, but that under load gloo lets go of what it has sent late, into the next phase."""
+    for rank, found in enumerate(ranks_of(name)):
+        answer = Answer.model_validate(found["answer"])
+        estimated = read_off(step_timeline(distributed_step(answer.run, CPU, rank)), answer.run, "estimate", CPU)
+        assert answer.provenance["host_bytes"] == estimated.provenance["host_bytes"] == found["host_bytes"]
+        assert 0 <= answer.peak_bytes - estimated.peak_bytes <= 64
+        for phase, peak_bytes in phase_peaks(answer).items():
+            assert 0 <= peak_bytes - phase_peaks(estimated)[phase] <= 2 * PARAMETERS
+
+
+def test_pinned_memory_is_rounded_up_on_a_gpus_host_alone():
+    for changes in ({"zero_stage": 2}, {"zero_stage": 3}, {"zero_stage": 3, "offload": "all"}):
+        for pins in (True, False):
+            run = offloaded_run(model="llama-3.1-8b", zero={"offload_optimizer": {"pin_memory": pins}}, **changes)
+            told = estimate(run, "H200").provenance["host_bytes"]
+            assert told == pytest.approx(offloaded_bytes(run), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "adamw-loop"}, "optimizer 'adamw-loop' with offload isn't estimated"),
+        ({"zero_stage": 3, "zero": {"offload_optimizer": {"ratio": 0.5}}}, "'ratio' in zero key 'offload_optimizer'"),
+        ({"zero_stage": 1, "zero": ACCUMULATED_WIDE}, "zero key 'data_types' isn't estimated yet but"),
+        ({"zero": {"gradient_clipping": "much"}}, "zero key 'gradient_clipping' isn't estimated yet"),
+    ],
+)
+def test_what_isnt_estimated_has_a_reason(changes, words):
+    answer = estimate(offloaded_run(**{"zero_stage": 2, **changes}), CPU)
+    assert answer.outcome == "unsupported" and words in answer.provenance["reason"]
+
+
+@pytest.mark.slow
+def test_a_step_is_taken_apart():
+    whole, clipped = ranks_of("stage 2")[0], ranks_of("clipped")[0]
+    for found in (whole, clipped):
+        split = found["split_seconds"]
+        assert 0 < split["cpu_adam"] < split["optimizer"]
+        assert {"forward", "backward", "clipping", "gradient_transfer", "parameter_transfer"} < split.keys()
+    assert clipped["split_seconds"]["clipping"] > whole["split_seconds"]["clipping"]  # one more pass over gradients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "down", "up"), MOVED)
+def test_what_crosses_is_counted(name, down, up):
+    """In bytes for each of a rank's parameters; gradients that lie across ranks are accumulated whole on both."""
+    part = PARAMETERS // 2
+    across = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"] if name == "stage 2, accumulated" else 0
+    for found in ranks_of(name):
+        assert 0 <= found["moved_bytes"]["device_to_host"] - down * part <= across
+        assert 0 <= found["moved_bytes"]["host_to_device"] - up * part <= across
+
+
+def test_pinned_memory_comes_in_powers_of_two():
+    assert [pinned_bytes(nbytes) for nbytes in (1, 2, 3, 2**30, 2**30 + 1)] == [1, 2, 4, 2**30, 2**31]
+    run = offloaded_run(model="llama-3.1-8b", zero_stage=2)
+    parameters, largest = LLAMA_8B.parameters // 2, 2 * LLAMA_8B.embedding_parameters
+    assert offloaded_bytes(run, pins=False) == 18 * parameters + largest
+    unpinned = run.replace(zero={"offload_optimizer": {"pin_memory": False}})
+    assert offloaded_bytes(unpinned) == offloaded_bytes(run, pins=False)
+    assert offloaded_bytes(run) == 2 * 2**34 + 2**33 + 8 * parameters + 2**30  # 16.06e9, 8.03e9 and 1.05e9 bytes
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_a_host_that_is_too_small_is_said_before_anything_is_allocated(monkeypatch, gpus):
+    monkeypatch.setattr(measure_ranks, "uses_gpus", lambda run: gpus)
+    monkeypatch.setattr(importlib.import_module("labs_utils.measure"), "uses_gpus", lambda run: gpus)
+    memory = psutil.virtual_memory()._replace(available=100 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    answer = measure(offloaded_run(model="llama-3.1-8b", zero_stage=2))
+    assert answer.outcome == "out of memory"
+    reason = answer.provenance["reason"]
+    assert "GiB of host memory, and 100.0 GiB are free; it was not started; a model of about " in reason
+    billions = float(reason.split("a model of about ")[1].split()[0])
+    assert 100 * 2**30 == pytest.approx(billions * 1e9 * (18 if gpus else 22), rel=0.2)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_takes_nothing_from_those_that_share_its_launch():
+    pytest.importorskip("deepspeed")
+    wrong = {"zero_stage": 1, "offload": "optimizer", "zero": {"reduce_bucket_size": "much"}}
+    runs = [offloaded_run(**changes) for changes in (RUNS["stage 3"], wrong, RUNS["stage 2"])]
+    answers = list(measure_all(runs, Settings(threads=1, together=3)))
+    assert [answer.run for answer in answers] == runs
+    assert [answer.outcome for answer in answers] == ["ok", "unsupported", "ok"]
+    assert answers[0].provenance["threads_per_rank"] == 1
+
+
+def test_a_clock_adds_up_phases_and_leaves_out_what_is_aside():
+    clock = StepClock(torch.device("cpu"))
+    with clock:
+        for phase in ("forward", "backward", ASIDE, "forward", "optimizer"):
+            clock.begin(phase)
+            torch.ones(3).to(torch.bfloat16)
+    clock.end()
+    assert list(clock.phases) == ["forward", "backward", "optimizer"] and clock.copies == {}
+
+
+CPU_ADAM = """
+import torch
+from labs_utils.offloading import compiled_cpu_adam, why_no_cpu_adam
+assert why_no_cpu_adam() is None, why_no_cpu_adam()
+torch.manual_seed(0)
+one = torch.nn.Parameter(torch.randn(1000))
+other = torch.nn.Parameter(one.detach().clone())
+optimizers = compiled_cpu_adam([one]), torch.optim.AdamW([other], lr=1e-6)
+for _ in range(3):
+    one.grad = torch.randn(1000)
+    other.grad = one.grad.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+"""
+
+
+@pytest.mark.slow
+def test_deepspeeds_cpu_adam_is_adamw():
+    """It is compiled once a machine, for about a minute."""
+    pytest.importorskip("deepspeed")
+    subprocess.run([sys.executable, "-c", CPU_ADAM], check=True, timeout=400)
