@@ -81,6 +81,7 @@ def launch_each(
     Raises:
         LaunchError: one sentence with the first real error. By then every process has ended.
     """
+    refuse_impossible(workers, port)
     refuse_taken(port)
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, Agent(Path(folder), workers, port, threads) as agent:
         kills_before = out_of_memory_kills()
@@ -92,6 +93,14 @@ def launch_each(
             stopped = f"the workers took longer than {limit_seconds:g} seconds and were stopped"
             raise LaunchError("timeout", "; ".join([stopped, *agent.whereabouts()]))
         raise first_error(agent, answers, out_of_memory_kills() > kills_before)
+
+
+def refuse_impossible(workers: int, port: int) -> None:
+    """Raise `LaunchError` for a number of workers or a port that can't be."""
+    if type(workers) is not int or workers < 1:
+        raise LaunchError("unsupported", f"workers must be a whole number from 1 on, not {workers!r}")
+    if type(port) is not int or not 0 <= port < 2**16:
+        raise LaunchError("unsupported", f"port must be a whole number from 0 to 65535, not {port!r}")
 
 
 def refuse_taken(port: int) -> None:
@@ -189,7 +198,7 @@ class Agent:
         return []
 
     def exit_codes(self) -> dict[int, int]:
-        """How ranks ended that failed before the agent ended the others."""
+        """How ranks ended that failed, those that the agent had to end last."""
         with suppress(FileNotFoundError):
             found = json.loads((self._folder / "agent.json").read_text("utf-8"))
             return {int(rank): code for rank, code in found.items()}
@@ -251,14 +260,15 @@ def first_error(agent: Agent, answers: list[dict], killed_for_memory: bool) -> L
     real = [answer for answer in told if not any(words in answer["reason"] for words in PEER_LOST)]
     dead = {rank: code for rank, code in agent.exit_codes().items() if not answers[rank]}
     if dead and not real:
-        rank, code = min(dead.items())
+        rank, code = next(iter(dead.items()))
         return death(agent, rank, code, killed_for_memory)
     if told:
         first = (real or told)[0]
         where = f"rank {first['rank']} of {len(answers)}"
         return LaunchError(first["outcome"], f"{where} failed: {first['reason']}", agent.log(first["rank"]))
+    silent = [str(rank) for rank, answer in enumerate(answers) if not answer]
     lines = agent.log().strip().splitlines() or ["it said nothing"]
-    return LaunchError("crash", f"the workers ended without an answer: {lines[-1][:300]}", agent.log())
+    return LaunchError("crash", f"rank {', '.join(silent)} ended without an answer: {lines[-1][:300]}", agent.log())
 
 
 def death(agent: Agent, rank: int, code: int, killed_for_memory: bool) -> LaunchError:

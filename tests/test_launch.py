@@ -24,6 +24,8 @@ FAILURES = {
     "raises": (["add_up", "fail"], "crash", "rank 1 of 2 failed: ValueError: the batch is empty$"),
     "raises on rank 0": (["fail", "add_up"], "crash", "rank 0 of 2 failed: ValueError: the batch is empty$"),
     "is killed": (["add_up", "die"], "crash", "rank 1 was ended by the signal SIGKILL"),
+    "is killed while another waits": (["wait", "die"], "crash", "rank 1 was ended by the signal SIGKILL"),
+    "leaves without a word": (["answer", "leave"], "crash", "rank 1 ended without an answer"),
     "asks for too much memory": (["answer", "fill_the_memory"], "out of memory", "rank 1 of 2 failed: .*memory"),
 }
 
@@ -53,6 +55,14 @@ def nothing_is_left(monkeypatch):
     monkeypatch.setenv(MARK, uuid4().hex)
     yield
     assert processes_left() == []
+
+
+@pytest.mark.parametrize(
+    "workers, port, reason", [(0, 0, "workers must"), (-1, 0, "workers must"), (1, 70000, "port must")]
+)
+def test_what_cannot_be_is_refused(workers, port, reason):
+    with pytest.raises(LaunchError, match=reason):
+        launch(WORKER, {"ranks": []}, workers, port=port)
 
 
 def test_each_rank_returns_its_result_and_the_cores_are_shared():

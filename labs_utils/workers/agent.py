@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -32,9 +33,15 @@ def main() -> None:
     try:
         elastic_launch(config(folder, **settings["config"]), sys.executable)(*settings["command"])
     except ChildFailedError as error:
-        failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        failed = {rank: failure.exitcode for rank, failure in sorted(error.failures.items(), key=first_to_fail)}
         (folder / "agent.json").write_text(json.dumps(failed), "utf-8")
         sys.exit(1)
+
+
+def first_to_fail(failure: tuple) -> tuple:
+    """Sort key: ranks that were told to end, as this agent tells the others, come after those that ended themselves."""
+    rank, found = failure
+    return found.exitcode == -signal.SIGTERM, found.timestamp, rank
 
 
 def config(folder: Path, workers: int, port: int) -> LaunchConfig:

@@ -51,7 +51,7 @@ def serve(work: Callable[[dict, Progress], dict]) -> None:
 
 def tell(answers_to: int, rank: int, text: str) -> None:
     """One line, in one write, so that those of several ranks don't mix."""
-    os.write(answers_to, f"rank {rank}: {' '.join(text.split())[:200]}\n".encode())
+    os.write(answers_to, f"rank {rank}: {' '.join(text.split())[:200]}\n".encode(errors="replace"))
 
 
 def leave(found: dict, rank: int, results: str | None, answers_to: int) -> None:

@@ -49,7 +49,16 @@ def sleep(rank):
     time.sleep(1000)
 
 
-ACTIONS = {function.__name__: function for function in (answer, add_up, fail, fill_the_memory, die, sleep)}
+def wait(rank):
+    dist.init_process_group("gloo")
+    time.sleep(1000)
+
+
+def leave(rank):
+    os._exit(0)
+
+
+ACTIONS = {function.__name__: function for function in (answer, add_up, fail, fill_the_memory, die, sleep, wait, leave)}
 
 if __name__ == "__main__":
     serve(work)
