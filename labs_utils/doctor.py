@@ -25,7 +25,7 @@ INSTEAD = {
     "flash_attn": "PyTorch's own attention kernels live, and flash-attn as recorded",
     "liger_kernel": "the chunked loss that you write, the estimate, and Liger as recorded",
     "bitsandbytes": "int8 and NF4 written out in PyTorch, and bitsandbytes as recorded",
-    "deepspeed": "ZeRO written out over gloo, the estimate, and DeepSpeed as recorded",
+    "deepspeed": "estimates and recorded runs in its handout, while cells that launch DeepSpeed fail",
     "triton": "the same tiles in PyTorch, and the kernels as recorded",
 }
 
