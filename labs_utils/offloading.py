@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 from labs_utils.allocator import pinned_bytes
 from labs_utils.run import Run
 
+LONGEST_COMPILATION_SECONDS = 600
 PINNED_FLOAT_ELEMENTS = 10**9  # DeepSpeed's `sub_group_size`: at stage 3 so many elements share one fp32 tensor
 
 
@@ -24,10 +27,24 @@ def why_no_cpu_adam() -> str | None:
     try:
         from deepspeed.ops.op_builder import CPUAdamBuilder
 
+        drop_old_locks()
         CPUAdamBuilder().load(verbose=False)
     except Exception as error:  # a compiler's failures are of every kind
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
     return None
+
+
+def drop_old_locks() -> None:
+    """Remove what an interrupted compilation leaves behind, for which every later one would wait for ever.
+
+    torch/utils/cpp_extension.py, `_jit_compile`: a file "lock" beside what is compiled.
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in [*root.glob("cpu_adam/lock"), *root.glob("*/cpu_adam/lock")]:
+        if time.time() - lock.stat().st_mtime > LONGEST_COMPILATION_SECONDS:
+            lock.unlink(missing_ok=True)
 
 
 def compiled_cpu_adam(parameters):

@@ -4,6 +4,7 @@ A CPU has one memory: there a rank holds on "the host" what it would hold there 
 """
 
 import importlib
+import os
 import subprocess
 import sys
 from functools import cache
@@ -21,7 +22,7 @@ from labs_utils.estimate import estimate, read_off, step_timeline
 from labs_utils.launch import launch
 from labs_utils.measure import Settings, measure, measure_all
 from labs_utils.moved import ASIDE, StepClock
-from labs_utils.offloading import offloaded_bytes
+from labs_utils.offloading import drop_old_locks, offloaded_bytes
 from labs_utils.run import LLAMA_8B, ModelShape, Run
 from labs_utils.symbolic_ranks import distributed_step
 
@@ -186,6 +187,17 @@ def test_a_clock_adds_up_phases_and_leaves_out_what_is_aside():
             torch.ones(3).to(torch.bfloat16)
     clock.end()
     assert list(clock.phases) == ["forward", "backward", "optimizer"] and clock.copies == {}
+
+
+def test_an_interrupted_compilation_is_forgotten_and_one_under_way_is_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    old, new = (tmp_path / name / "cpu_adam" / "lock" for name in ("old", "new"))
+    for lock in (old, new):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    os.utime(old, (0, 0))
+    drop_old_locks()
+    assert not old.exists() and new.exists()
 
 
 CPU_ADAM = """
