@@ -107,6 +107,11 @@ def compare_bytes(got: Any, expected: int, rel: float, too_few: str, too_many: s
     return score, f"{sentence} bytes{factor}: {too_few if got < expected else too_many}"
 
 
+def in_each(function: Callable) -> Callable:
+    """For a case of several situations: `function(…, situation)` of each, under its name."""
+    return lambda *given: {name: function(*given[:-1], situation) for name, situation in given[-1].items()}
+
+
 def compare_each(compare: Callable, case: Any, answers: dict, truths: dict) -> tuple[float, str]:
     """`mean_mark` of answers with names, each compared with its truth."""
     return mean_mark({name: compare(answers[name], truth) for name, truth in truths.items()})

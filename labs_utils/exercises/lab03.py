@@ -7,7 +7,7 @@ from functools import partial
 from labs_utils.exercises.accumulation import accumulated, compare_gradient, draw_accumulations, full_batch
 from labs_utils.exercises.batch_plans import PLAN_KEYS, compare_plan, draw_plans, searched_plan
 from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.kept import compare_each
+from labs_utils.exercises.kept import compare_each, in_each
 from labs_utils.exercises.micro_batches import (
     compare_peaks,
     compare_search,
@@ -22,8 +22,8 @@ batch_plan = Exercise(
     id="lab03.batch_plan",
     points=2,
     draw=draw_plans,
-    call=lambda fn, case: {name: fn(*(part[key] for key in PLAN_KEYS)) for name, part in case.items()},
-    truth=lambda case: {name: searched_plan(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(*(part[key] for key in PLAN_KEYS))),
+    truth=in_each(searched_plan),
     compare=partial(compare_each, compare_plan),
     hints=(
         "tokens in a step = micro_batch * seq_len * grad_accum * world_size; everything but two factors is given.",
@@ -36,8 +36,8 @@ accumulate = Exercise(
     id="lab03.accumulate",
     points=4,
     draw=draw_accumulations,
-    call=lambda fn, case: {name: accumulated(fn, part) for name, part in case.items()},
-    truth=lambda case: {name: accumulated(full_batch, part) for name, part in case.items()},
+    call=in_each(accumulated),
+    truth=in_each(partial(accumulated, full_batch)),
     compare=partial(compare_each, compare_gradient),
     hints=(
         "Count the targets of all micro-batches before the first backward: that is the one denominator.",
@@ -51,10 +51,8 @@ micro_step_peaks = Exercise(
     id="lab03.micro_step_peaks",
     points=3,
     draw=draw_runs,
-    call=lambda fn, case: {
-        name: fn(part["rest"], part["gradients"], part["run"]["grad_accum"]) for name, part in case.items()
-    },
-    truth=lambda case: {name: micro_step_peaks_of(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(part["rest"], part["gradients"], part["run"]["grad_accum"])),
+    truth=in_each(micro_step_peaks_of),
     compare=partial(compare_each, compare_peaks),
     hints=(
         "Go moment by moment: what would be in use then in the second micro-step? Then take the largest.",
@@ -68,8 +66,8 @@ largest_micro_batch = Exercise(
     id="lab03.largest_micro_batch",
     points=3,
     draw=draw_searches,
-    call=lambda fn, case: {name: searched(fn, part) for name, part in case.items()},
-    truth=lambda case: {name: largest_that_fits(part) for name, part in case.items()},
+    call=in_each(searched),
+    truth=in_each(largest_that_fits),
     compare=partial(compare_each, compare_search),
     hints=(
         "First find a micro-batch that doesn't fit, in few calls: double until it happens.",

@@ -11,7 +11,7 @@ import torch
 
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.kept import compare_bytes, compare_each
+from labs_utils.exercises.kept import compare_bytes, compare_each, in_each
 from labs_utils.exercises.lone_rank import KINDS, lone_rank, ring_bytes
 from labs_utils.exercises.plain import plain
 from labs_utils.exercises.ranks import on_ranks
@@ -145,8 +145,8 @@ zero1_step = Exercise(
     id="lab04.zero1_step",
     points=4,
     draw=draw_trainings,
-    call=lambda fn, case: {name: trained(fn, part) for name, part in case.items()},
-    truth=lambda case: {name: trained_by_torch(part) for name, part in case.items()},
+    call=in_each(trained),
+    truth=in_each(trained_by_torch),
     compare=partial(compare_each, compare_training),
     hints=(
         "Pad a copy of the gradient with zeros so that it divides into group.size() parts of the same length.",
@@ -193,8 +193,8 @@ rank_bytes = Exercise(
     id="lab04.rank_bytes",
     points=3,
     draw=draw_models,
-    call=lambda fn, case: {name: fn(part["numels"], part["stage"], part["world_size"]) for name, part in case.items()},
-    truth=lambda case: {name: measured_rank(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(part["numels"], part["stage"], part["world_size"])),
+    truth=in_each(measured_rank),
     compare=partial(compare_each, compare_held),
     hints=(
         "Stage 1 cuts master weights and moments, stage 2 gradients too, stage 3 everything.",
@@ -223,11 +223,8 @@ step_traffic = Exercise(
     id="lab04.step_traffic",
     points=2,
     draw=draw_steps,
-    call=lambda fn, case: {
-        name: fn(sum(part["numels"]), part["stage"], part["world_size"], part["grad_accum"])
-        for name, part in case.items()
-    },
-    truth=lambda case: {name: counted_traffic(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(sum(part["numels"]), part["stage"], part["world_size"], part["grad_accum"])),
+    truth=in_each(counted_traffic),
     compare=partial(
         compare_each,
         partial(
@@ -290,11 +287,10 @@ lowest_stage = Exercise(
     id="lab04.lowest_stage",
     points=3,
     draw=draw_cards,
-    call=lambda fn, case: {
-        name: fn(sum(part["numels"]), part["world_size"], part["other_bytes"], part["memory_bytes"])
-        for name, part in case.items()
-    },
-    truth=lambda case: {name: lowest_that_fits(part) for name, part in case.items()},
+    call=in_each(
+        lambda fn, part: fn(sum(part["numels"]), part["world_size"], part["other_bytes"], part["memory_bytes"])
+    ),
+    truth=in_each(lowest_that_fits),
     compare=partial(compare_each, compare_stage),
     hints=(
         "Bytes per parameter: 16 at stage 0, 4 + 12/N at 1, 2 + 14/N at 2, 16/N at 3.",

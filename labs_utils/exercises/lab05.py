@@ -11,7 +11,7 @@ import torch
 
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.kept import compare_each
+from labs_utils.exercises.kept import compare_each, in_each
 from labs_utils.exercises.lone_rank import lone_rank
 from labs_utils.exercises.plain import plain
 from labs_utils.exercises.two_memories import TwoMemories
@@ -115,8 +115,8 @@ cpu_offloaded_adam = Exercise(
     id="lab05.cpu_offloaded_adam",
     points=4,
     draw=draw_trainings,
-    call=lambda fn, case: {name: trained(fn, part) for name, part in case.items()},
-    truth=lambda case: {name: trained_by_torch(part) for name, part in case.items()},
+    call=in_each(trained),
+    truth=in_each(trained_by_torch),
     compare=partial(compare_each, compare_training),
     hints=(
         "In the first step, make the master weights: a copy of the weights on the host, in fp32. Keep them in `state`.",
@@ -163,11 +163,8 @@ offload_traffic = Exercise(
     id="lab05.offload_traffic",
     points=3,
     draw=draw_steps,
-    call=lambda fn, case: {
-        name: fn(sum(part["numels"]), part["stage"], part["world_size"], part["grad_accum"])
-        for name, part in case.items()
-    },
-    truth=lambda case: {name: counted_traffic(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(sum(part["numels"]), part["stage"], part["world_size"], part["grad_accum"])),
+    truth=in_each(counted_traffic),
     compare=partial(compare_each, compare_traffic),
     hints=(
         "Each rank moves only its part. In a step with one micro-step: gradients in fp32 down, weights in bf16 up.",
@@ -232,11 +229,8 @@ offloaded_seconds = Exercise(
     id="lab05.offloaded_seconds",
     points=3,
     draw=draw_schedules,
-    call=lambda fn, case: {
-        name: fn(part["forward"], part["backward"], part["numels"], part["link"], part["adam"])
-        for name, part in case.items()
-    },
-    truth=lambda case: {name: played(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(part["forward"], part["backward"], part["numels"], part["link"], part["adam"])),
+    truth=in_each(played),
     compare=partial(compare_each, compare_seconds),
     hints=(
         "Keep two times: when backward has made the gradient, and when the link has sent the one before.",
@@ -294,11 +288,8 @@ fewest_micro_steps = Exercise(
     id="lab05.fewest_micro_steps",
     points=2,
     draw=draw_bounds,
-    call=lambda fn, case: {
-        name: fn(part["micro"], part["update"], part["each"], part["once"], part["bound"])
-        for name, part in case.items()
-    },
-    truth=lambda case: {name: added_up(part) for name, part in case.items()},
+    call=in_each(lambda fn, part: fn(part["micro"], part["update"], part["each"], part["once"], part["bound"])),
+    truth=in_each(added_up),
     compare=partial(compare_each, compare_count),
     hints=(
         "Both steps are straight lines in the number of micro-steps: where is one `bound` times the other?",
