@@ -74,7 +74,7 @@ def measure(
 
 @app.command()
 def doctor(
-    full: Annotated[bool, typer.Option("--full", help="Measure what a step's time is made of too: a minute.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Measure what a step's time is made of: some minutes.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what this machine can do: rates measured, packages tried, and what each lab shows on it."""

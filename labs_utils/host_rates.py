@@ -1,13 +1,20 @@
-"""Seconds of collectives, and of steps so small that the GPU waits for the host: parts of `labs doctor --full`."""
+"""What ranks do together, and what the host takes for steps so small that the GPU waits for it.
+
+Parts of `labs doctor --full`: collectives, copies and Adam on all ranks at once, and small steps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labs_utils.rates import Timing
+from labs_utils.device import usable_cores
+from labs_utils.rates import Rate, Timing
 from labs_utils.run import Run
 from labs_utils.timing import Spread, time_calls
 
+OF_ALL_RANKS = "host of all ranks: "
+HOST_PARAMETERS = 2**27
+LIMIT_SECONDS = 300
 LINK_BYTES = [2**power for power in (12, 16, 20, 22, 24, 26, 28, 30)]
 HOST_LAYERS = 12
 HOST_SHAPE = {
@@ -25,13 +32,29 @@ STAGE_3_KEYS = {
 }
 
 
-def collectives(ranks: int) -> Iterator[Timing]:
-    """Collectives between all GPUs, by size: the slowest rank's median."""
+def host_of_all_ranks(ranks: int) -> Iterator[Rate]:
+    """Copies, Adam and passes over memory on all ranks at once, which share the host; with fewer and fewer threads."""
+    threads = max(1, usable_cores() // ranks)
+    fewer = sorted({threads, *(2**power for power in range(threads.bit_length()))}, reverse=True)
+    for slowest in slowest_of("host", {"parameters": HOST_PARAMETERS, "threads": fewer}, ranks):
+        subject, seconds = OF_ALL_RANKS + slowest.pop("subject"), Spread(**slowest.pop("seconds"))
+        handled = "bytes" if "bytes" in slowest else "parameters"
+        shape = {**slowest, "ranks": ranks}
+        yield Rate(subject=subject, shape=shape, per_second=seconds.rate(slowest[handled]), unit=f"{handled}/s")
+
+
+def slowest_of(worker: str, argument: dict, ranks: int) -> Iterator[dict]:
+    """What a worker has timed, one thing after another: of each the slowest rank's."""
     from labs_utils.launch import launch
 
-    of_ranks = launch("labs_utils.workers.links", {"bytes": LINK_BYTES}, ranks, 120, show=quietly)
+    of_ranks = launch(f"labs_utils.workers.{worker}", argument, ranks, LIMIT_SECONDS, show=quietly)
     for found in zip(*of_ranks, strict=True):
-        slowest = max(found, key=lambda each: each["seconds"]["median"])
+        yield max(found, key=lambda each: each["seconds"]["median"])
+
+
+def collectives(ranks: int) -> Iterator[Timing]:
+    """Collectives between all GPUs, by size."""
+    for slowest in slowest_of("links", {"bytes": LINK_BYTES}, ranks):
         shape = {"bytes": slowest["bytes"], "ranks": ranks}
         yield Timing(subject=slowest["collective"], shape=shape, seconds=slowest["seconds"])
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from labs_utils.device import Device
+from labs_utils.host_rates import OF_ALL_RANKS
 from labs_utils.recall import benchmarks
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import WEIGHT_BYTES
 from labs_utils.symbolic_offload import accumulation_type
 from labs_utils.symbolic_zero3 import limits
 
-SUBJECT = "host of all ranks: "
 TERMS = ("gradient_transfer", "clipping", "cpu_adam", "rounding", "parameter_transfer")
 FP32_BYTES = 4
 
@@ -36,7 +36,9 @@ class HostRates(NamedTuple):
 
 def recorded_threads(device: Device) -> list[int]:
     """The numbers of threads with which the host's work was recorded."""
-    return sorted({line.shape["threads"] for line in benchmarks(device) if line.subject == f"{SUBJECT}fp32 to bf16"})
+    return sorted(
+        {line.shape["threads"] for line in benchmarks(device) if line.subject == f"{OF_ALL_RANKS}fp32 to bf16"}
+    )
 
 
 def recorded_host_rates(device: Device, threads: int | None = None, pinned: bool = True) -> HostRates | None:
@@ -44,9 +46,9 @@ def recorded_host_rates(device: Device, threads: int | None = None, pinned: bool
     known = recorded_threads(device)
     threads = threads or (known[-1] if known else 0)
     found = {
-        line.subject.removeprefix(SUBJECT): line.value["median"]
+        line.subject.removeprefix(OF_ALL_RANKS): line.value["median"]
         for line in benchmarks(device)
-        if line.subject.startswith(SUBJECT) and line.shape.get("threads", threads) == threads
+        if line.subject.startswith(OF_ALL_RANKS) and line.shape.get("threads", threads) == threads
     }
     kind = "pinned" if pinned else "pageable"
     names = (f"device to host, {kind}", f"host to device, {kind}", "host to device, pageable")

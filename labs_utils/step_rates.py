@@ -1,7 +1,8 @@
-"""What a training step's time is made of, measured one by one: `labs doctor --full`, about a minute on a GPU.
+"""What a training step's time is made of, measured one by one: `labs doctor --full`, some minutes on a GPU.
 
-Products, attention, passes over memory, optimizers, copies to the host, collectives, and the host's own time: that of
-steps so small that the GPU waits for Python. `labs_utils.step_time` puts them together.
+Products, attention, passes over memory, optimizers, copies to the host, collectives, what the host computes for an
+offloaded optimizer, and the host's own time: that of steps so small that the GPU waits for Python.
+`labs_utils.step_time` and `labs_utils.offload_time` put them together.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from labs_utils.host_rates import collectives, host_alone, host_of_engines
+from labs_utils.host_rates import collectives, host_alone, host_of_all_ranks, host_of_engines
 from labs_utils.rates import COPIED_BYTES, Measured, Rate, fp32_products_in, types_for
 from labs_utils.run import Run
 from labs_utils.timing import Spread, time_calls
 
-WINDOWS, WINDOW_SECONDS, LONG_WINDOW_SECONDS, MOST_CALLS = 3, 0.03, 0.5, 50
+WINDOWS, WINDOW_SECONDS, MOST_CALLS = 3, 0.03, 50
 LEAD_SIZE, LEAD_CALLS = 8192, 10  # products that keep the GPU busy while the calls to be timed are queued
 CUBES = (512, 1024, 2048, 4096, 8192)
 LINEARS = (
@@ -26,7 +27,6 @@ HEADS, KV_HEADS = 32, 8
 LENGTHS, HEAD_DIMS = (512, 2048, 8192, 16384), (64, 128)
 PASS_ROWS, PASS_COLUMNS = (512, 2048, 8192), 4096
 ADAM_TENSORS, ADAM_ROWS = 16, 4096
-CPU_ADAM_ELEMENTS = 5 * 10**7
 Section = Callable[[], Iterator[Measured]]
 
 
@@ -49,12 +49,11 @@ def measured_in_full(device: str, capability: float, gpus: int) -> tuple[list[Me
 def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
     """What is measured, by the name under which it is missed."""
     if device == "cpu":
-        return {"Adam on the CPU": cpu_adam}
+        return {"the host's work for all ranks": partial(host_of_all_ranks, 1)}
     types = [name for name in types_for(device, capability) if name != "tf32"]
     half = "bf16" if "bf16" in types else "fp16"
     on_gpu = {
         **{f"products in {name}": partial(products, name, CUBES) for name in types},
-        "products without a pause": partial(sustained_product, half),
         "linear layers": partial(linears, half),
         **{f"{kernel} attention": partial(attention, kernel, half) for kernel in ("flash", "cudnn", "efficient")},
         "passes over memory": partial(passes, half),
@@ -64,7 +63,7 @@ def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
         **on_gpu,
         **{f"optimizer {each[0]} {each[1]}": partial(optimizer, *each) for each in [*optimizers, ("adamw", "fp32")]},
         "copies to the host": copies_to_host,
-        "Adam on the CPU": cpu_adam,
+        "the host's work for all ranks": partial(host_of_all_ranks, gpus),
         "the host's time for PyTorch": host_alone,
         "the host's time for DDP and DeepSpeed": partial(host_of_engines, min(2, gpus)),
         **({"collectives": partial(collectives, gpus)} if gpus > 1 else {}),
@@ -77,12 +76,12 @@ def dtype(name: str):
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
 
 
-def back_to_back(work: Callable[[], object], window_seconds=WINDOW_SECONDS, most_calls=MOST_CALLS) -> Spread:
+def back_to_back(work: Callable[[], object]) -> Spread:
     """Seconds that a call takes the GPU when the next ones wait for it there: launching is left out."""
     import torch
 
     lead = torch.randn(LEAD_SIZE, LEAD_SIZE, device="cuda", dtype=torch.float16)
-    calls = int(min(most_calls, max(3, window_seconds / time_calls(work, "cuda", repeats=3).median)))
+    calls = int(min(MOST_CALLS, max(3, WINDOW_SECONDS / time_calls(work, "cuda", repeats=3).median)))
     return Spread.of(one_window(work, lead, calls) for _ in range(WINDOWS))
 
 
@@ -111,17 +110,6 @@ def products(name: str, sizes: tuple[int, ...]) -> Iterator[Rate]:
             shape = dict.fromkeys("mnk", size)
             per_second = seconds.rate(2 * size**3)
             yield Rate(subject=f"matmul {name}, back to back", shape=shape, per_second=per_second, unit="FLOP/s")
-
-
-def sustained_product(name: str) -> Iterator[Rate]:
-    """The largest product again and again for half a second, so that the GPU's limit on power tells."""
-    import torch
-
-    size = CUBES[-1]
-    left, right = (torch.randn(size, size, device="cuda").to(dtype(name)) for _ in range(2))
-    per_second = back_to_back(lambda: left @ right, LONG_WINDOW_SECONDS, most_calls=10**4).rate(2 * size**3)
-    shape = dict.fromkeys("mnk", size)
-    yield Rate(subject=f"matmul {name}, without a pause", shape=shape, per_second=per_second, unit="FLOP/s")
 
 
 def linears(name: str) -> Iterator[Rate]:
@@ -229,25 +217,3 @@ def copies_to_host() -> Iterator[Rate]:
             per_second=seconds.rate(COPIED_BYTES),
             unit="bytes/s",
         )
-
-
-def cpu_adam() -> Iterator[Rate]:
-    """PyTorch's fused AdamW on the CPU in fp32, with every thread and with one, as launchers leave each rank."""
-    import torch
-
-    from labs_utils.training import build_optimizer
-
-    parameter = torch.nn.Parameter(torch.randn(CPU_ADAM_ELEMENTS))
-    parameter.grad = torch.randn_like(parameter)
-    step = build_optimizer(Run(), [parameter]).step
-    before = torch.get_num_threads()
-    try:
-        for threads in dict.fromkeys((before, 1)):
-            torch.set_num_threads(threads)
-            per_second = time_calls(step, repeats=5).rate(CPU_ADAM_ELEMENTS)
-            shape = {"elements": CPU_ADAM_ELEMENTS, "threads": threads}
-            yield Rate(
-                subject="optimizer adamw fp32 on the CPU", shape=shape, per_second=per_second, unit="parameters/s"
-            )
-    finally:
-        torch.set_num_threads(before)

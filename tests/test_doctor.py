@@ -6,12 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from labs_utils import doctor as doctor_module
-from labs_utils import step_rates
+from labs_utils import host_rates, step_rates
 from labs_utils.cli import app
 from labs_utils.device import CPU, find_device, known_devices
 from labs_utils.doctor import INSTEAD, Report, data_sheet_report, doctor, machine_with, this_machine, tried
 from labs_utils.findings import consequences, tables, tier
 from labs_utils.rates import Rate, Timing, matmul_rate, measured_rates, types_for
+from labs_utils.recall import benchmarks
 from labs_utils.timing import Spread
 
 GIB = 2**30
@@ -132,10 +133,12 @@ def test_a_full_report_says_what_was_measured_and_what_could_not_be():
     assert "details" not in tables(report_on("H200"))
 
 
-def test_without_a_gpu_only_adam_on_the_cpu_is_measured_in_full(monkeypatch):
-    monkeypatch.setattr(step_rates, "CPU_ADAM_ELEMENTS", 1000)
+def test_without_a_gpu_only_the_hosts_work_is_measured_in_full(monkeypatch):
+    monkeypatch.setattr(host_rates, "HOST_PARAMETERS", 1000)
     found, remarks = step_rates.measured_in_full("cpu", 0.0, 0)
     assert {rate.unit for rate in found} == {"parameters/s"} and all(rate.per_second.median > 0 for rate in found)
+    recorded = {line.subject for line in benchmarks("H200")}
+    assert {rate.subject for rate in found} <= recorded and {rate.shape["threads"] for rate in found} >= {1}
     assert len(remarks) == 1 and "no GPU" in remarks[0]
 
 

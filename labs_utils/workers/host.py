@@ -1,6 +1,6 @@
 """One rank of a measurement of the host: copies to and from its GPU, and Adam on its cores, on all ranks at once.
 
-torchrun --nproc-per-node 2 -m labs_utils.workers.host '{"parameters": 134217728, "threads": [1, 8]}'
+torchrun --nproc-per-node 2 -m labs_utils.workers.host settings.json
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     """
     device, count = rank_device(), argument["parameters"]
     adams = {"fused AdamW of PyTorch": lambda given: torch.optim.AdamW(given, lr=1e-6, fused=True)}
-    progress("compiling DeepSpeed's CPU Adam, about a minute if it isn't there yet")
-    if not why_no_cpu_adam():
-        adams["CPU Adam of DeepSpeed"] = compiled_cpu_adam
+    if device.type == "cuda":  # without a GPU it isn't used
+        progress("compiling DeepSpeed's CPU Adam, about a minute if it isn't there yet")
+        if not why_no_cpu_adam():
+            adams["CPU Adam of DeepSpeed"] = compiled_cpu_adam
     start_links(device)
     found = list(copies(device, progress))
     for threads in argument["threads"]:
