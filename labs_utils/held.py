@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
+import psutil
 import torch
 
 from labs_utils.allocator import pinned_bytes
@@ -127,3 +130,26 @@ def by_device(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
     for tensor in tensors:
         found[tensor.device.type] = found.get(tensor.device.type, 0) + tensor.untyped_storage().nbytes()
     return found
+
+
+def memory_of_host(step) -> dict[str, int]:
+    """Bytes that are held on the host; with a GPU, what PyTorch's allocator of pinned memory says it has given out."""
+    found = host_bytes(step)
+    if step.device.type == "cuda":
+        told = torch.cuda.host_memory_stats()
+        found |= {name: told.get(f"{name}_bytes.current", 0) for name in ("allocated", "reserved", "active")}
+    return {**found, "resident": psutil.Process().memory_info().rss}
+
+
+def release(step) -> None:
+    """Let go of everything that the step holds, for the next run in this process."""
+    for tensors in held_tensors(step).values():  # stage 3's engine is kept by its own caches and hooks
+        for tensor in tensors:
+            with suppress(RuntimeError):  # a storage that is not its own
+                tensor.untyped_storage().resize_(0)
+    if hasattr(step.model, "destroy"):
+        step.model.destroy()
+    step.__dict__.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -125,12 +125,10 @@ def test_what_isnt_estimated_has_a_reason(changes, words):
 
 @pytest.mark.slow
 def test_a_step_is_taken_apart():
-    whole, clipped = ranks_of("stage 2")[0], ranks_of("clipped")[0]
-    for found in (whole, clipped):
-        split = found["split_seconds"]
+    for name in ("stage 2", "clipped"):
+        split = ranks_of(name)[0]["split_seconds"]
         assert 0 < split["cpu_adam"] < split["optimizer"]
         assert {"forward", "backward", "clipping", "gradient_transfer", "parameter_transfer"} < split.keys()
-    assert clipped["split_seconds"]["clipping"] > whole["split_seconds"]["clipping"]  # one more pass over gradients
 
 
 @pytest.mark.slow

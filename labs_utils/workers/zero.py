@@ -5,21 +5,19 @@ torchrun --nproc-per-node 2 -m labs_utils.workers.zero run.json
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from labs_utils.answer import PHASES
 from labs_utils.communication import CommunicationCounter
 from labs_utils.distributed import build_step
-from labs_utils.held import PART, held_bytes, held_tensors, host_bytes, host_tensors
+from labs_utils.held import PART, held_bytes, held_tensors, host_bytes, host_tensors, memory_of_host, release
 from labs_utils.moved import ASIDE, StepClock
 from labs_utils.offloading import why_no_cpu_adam
 from labs_utils.run import Run, RunError
@@ -80,54 +78,37 @@ def train(run: Run, steps: int, measure: bool, progress: Progress) -> dict:
     device = rank_device()
     compiled, note = cpu_adam(run, device, progress)
     progress("building the model")
-    left = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    found = circumstances(device)
     begin = time.perf_counter()
     step = build_step(run, device, compiled)
-    set_up_seconds = time.perf_counter() - begin
-    observed = observe(step, steps, progress)
-    last_seconds = sum(observed["split_seconds"][phase] for phase in PHASES)
-    observed |= {"threads_per_rank": torch.get_num_threads(), "left_by_others_bytes": left}
-    if told := {name: os.environ[name] for name in ALLOCATING if name in os.environ}:
-        observed["environment"] = told
-    observed["set_up_seconds"] = set_up_seconds
+    found["set_up_seconds"] = time.perf_counter() - begin
+    found |= observe(step, steps, progress)
     if run.offload != "none":
         on_host = sum(host_bytes(step).values())
-        observed |= {"cpu_adam": note, "host_bytes": on_host, "host_memory": memory_of_host(step)}
-    if not measure:
-        release(step)
-        return {"answer": None, **observed}
-    progress("measuring memory and time")
-    answer = (
-        on_gpu(run, step, 0, timed_steps(last_seconds, device))
-        if device.type == "cuda"
-        else on_cpu(run, step, 0, partial(watch_held, step=step))
-    )
+        found |= {"cpu_adam": note, "host_bytes": on_host, "host_memory": memory_of_host(step)}
+    answer = measured(step, found, progress) if measure else None
     release(step)
-    observed["split_seconds"] |= answer.provenance.pop("phase_seconds", {})  # without anything that watches
-    return {"answer": answer.to_dict(), **observed}
+    return {"answer": answer, **found}
 
 
-def memory_of_host(step) -> dict[str, int]:
-    """Bytes that are held on the host; with a GPU, what PyTorch's allocator of pinned memory says it has given out."""
-    found = host_bytes(step)
+def circumstances(device: torch.device) -> dict:
+    """What a run's memory and time depend on besides: threads, what others have left, how memory is allocated."""
+    left = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    told = {name: os.environ[name] for name in ALLOCATING if name in os.environ}
+    found = {"threads_per_rank": torch.get_num_threads(), "left_by_others_bytes": left}
+    return found | ({"environment": told} if told else {})
+
+
+def measured(step, found: dict, progress: Progress) -> dict:
+    """The answer, measured; `found["split_seconds"]` gets phases of a step that nothing watches, if there are any."""
+    progress("measuring memory and time")
     if step.device.type == "cuda":
-        told = torch.cuda.host_memory_stats()
-        found |= {name: told.get(f"{name}_bytes.current", 0) for name in ("allocated", "reserved", "active")}
-    return {**found, "resident": psutil.Process().memory_info().rss}
-
-
-def release(step) -> None:
-    """Let go of everything that the step holds, for the next run in this process."""
-    for tensors in held_tensors(step).values():  # stage 3's engine is kept by its own caches and hooks
-        for tensor in tensors:
-            with suppress(RuntimeError):  # a storage that is not its own
-                tensor.untyped_storage().resize_(0)
-    if hasattr(step.model, "destroy"):
-        step.model.destroy()
-    step.__dict__.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        last_seconds = sum(found["split_seconds"][phase] for phase in PHASES)
+        answer = on_gpu(step.run, step, 0, timed_steps(last_seconds, step.device))
+    else:
+        answer = on_cpu(step.run, step, 0, partial(watch_held, step=step))
+    found["split_seconds"] |= answer.provenance.pop("phase_seconds", {})
+    return answer.to_dict()
 
 
 def timed_steps(step_seconds: float, device: torch.device) -> int:
