@@ -24,6 +24,7 @@ from labs_utils.workers.rank import outcome_of
 
 WARM_STEPS = 2  # the first makes the optimizer's states, the second finds the allocator's blocks
 TIMED_STEPS = 5
+SETTLING_SECONDS = 0.05  # gloo's threads let go of what they have sent a moment after, else in the next phase
 PACKAGES = ("torch", "transformers", "liger-kernel", "flash-attn", "bitsandbytes", "deepspeed")
 
 
@@ -124,6 +125,7 @@ def on_cpu(
     hooks = [parameter.register_hook(lambda gradient: watch(tracker)) for parameter in step.model.parameters()]
 
     def begin(phase: str) -> None:
+        time.sleep(SETTLING_SECONDS if run.engine != "torch" else 0)
         watch(tracker)
         tracker.phase(phase)
         tracker.hold(0, "begin")  # so that a phase in which nothing is made has a peak too
