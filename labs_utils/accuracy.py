@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from labs_utils.answer import Answer
-from labs_utils.device import Device
+from labs_utils.device import Device, find_device
 from labs_utils.estimate import estimate
 from labs_utils.recall import recorded
 from labs_utils.run import Run
+from labs_utils.step_time import step_seconds
 
 GROUPED_BY = (
-    "engine", "zero_stage", "world_size", "attention", "checkpointing", "precision", "optimizer", "layer_kernels",
-    "loss_kernel", "padded",
+    "engine", "zero_stage", "world_size", "offload", "attention", "checkpointing", "precision", "optimizer",
+    "layer_kernels", "loss_kernel", "padded",
 )  # fmt: skip
 
 STEP_TIME = "step time"
@@ -69,8 +70,16 @@ def errors_of(row: Answer, asked: dict[str, Callable[[Run, str], int | None]]) -
     guess = estimate(row.run, row.device)
     asked = {"estimate": lambda run, device: guess.peak_bytes, **asked}
     peaks = {name: error(row, ask) for name, ask in asked.items()}
-    is_timed = guess.step_seconds is not None and row.step_seconds
-    return {**peaks, STEP_TIME: guess.step_seconds / row.step_seconds - 1 if is_timed else None}
+    seconds = seconds_with_threads(row, guess)
+    return {**peaks, STEP_TIME: seconds / row.step_seconds - 1 if seconds and row.step_seconds else None}
+
+
+def seconds_with_threads(row: Answer, guess: Answer) -> float | None:
+    """The estimated seconds of a step; of a rank that offloads, with as many threads as it had when it was recorded."""
+    if row.run.offload == "none":
+        return guess.step_seconds
+    terms = step_seconds(row.run, find_device(row.device), row.provenance["threads_per_rank"])
+    return sum(terms.values()) if terms else None
 
 
 def error(row: Answer, ask: Callable[[Run, str], int | None]) -> float | None:

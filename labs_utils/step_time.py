@@ -34,21 +34,24 @@ class Task(NamedTuple):
     device: float
 
 
-def step_seconds(run: Run, device: Device) -> dict[str, float] | None:
-    """The seconds of one optimizer step on one of the run's ranks by term, which sum to all of it; None if unknown."""
+def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[str, float] | None:
+    """The seconds of one optimizer step on one of the run's ranks by term, which sum to all of it; None if unknown.
+
+    `threads` are those of a rank that offloads its optimizer; None: all cores of the recorded machine, shared evenly.
+    """
     rates = rates_of(device)
     if rates is None:
         return None
     try:
-        return played(run, rates) if run.offload == "none" else played_with_offload(run, rates)
+        return played(run, rates) if run.offload == "none" else played_with_offload(run, rates, threads)
     except MissingRate:
         return None
 
 
-def played_with_offload(run: Run, rates: DeviceRates) -> dict[str, float] | None:
+def played_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
     """The step without offload, but for the GPU's update; then what the host does while the GPU waits."""
     pinned = run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-    host = recorded_host_rates(rates.device, pinned=pinned)
+    host = recorded_host_rates(rates.device, threads, pinned)
     added = offload_seconds(run, host) if host else None
     if added is None:
         return None

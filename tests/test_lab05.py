@@ -1,5 +1,6 @@
 """Lab 05's cells do what its text says, and its oracles tell right from wrong."""
 
+import statistics
 from functools import cache
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 import torch
 
 from labs_utils.device import H200
+from labs_utils.estimate import estimate
 from labs_utils.exercises import lab05
 from labs_utils.exercises.contract import exercises_of
 from labs_utils.exercises.two_memories import TwoMemories
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
-from labs_utils.recall import recorded
+from labs_utils.recall import recall, recorded
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "05_zero_offload.ipynb", as_version=4)
@@ -76,17 +78,21 @@ def test_threads_are_worth_what_the_lab_says():
 
 
 def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
-    """Both ranks at once, so within a tenth; Adam over tensors that are warm, or not, within a fifth."""
+    """What crosses within a seventh; Adam over the same parameters took 1.2 to 1.5 s in these rows."""
     rows = [row for row in recorded() if row.run.offload == "optimizer" and row.outcome == "ok"]
-    rows = [row for row in rows if row.run.zero_stage < 3 and row.run.grad_accum == 1]
-    assert rows
+    rows = [row for row in rows if row.run.zero_stage < 3 and row.provenance["threads_per_rank"] == 16]
+    assert len(rows) >= 12
+    adam = []
     for row in rows:
         pinned = row.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-        rates = recorded_host_rates(H200, row.provenance["threads_per_rank"], pinned)
-        estimated, split = offload_seconds(row.run, rates), row.provenance["split_seconds"]
-        assert estimated["gradient_transfer"] == pytest.approx(split["gradient_transfer"], rel=0.1)
-        assert estimated["parameter_transfer"] == pytest.approx(split["parameter_transfer"], rel=0.1)
-        assert estimated["cpu_adam"] == pytest.approx(split["cpu_adam"], rel=0.2)
+        estimated, split = (
+            offload_seconds(row.run, recorded_host_rates(H200, 16, pinned)),
+            row.provenance["split_seconds"],
+        )
+        crossing = [sum(told[f"{what}_transfer"] for what in ("gradient", "parameter")) for told in (estimated, split)]
+        assert crossing[0] == pytest.approx(crossing[1], rel=1 / 7)
+        adam.append(estimated["cpu_adam"] / split["cpu_adam"])
+    assert statistics.median(adam) == pytest.approx(1, abs=0.15) and min(adam) > 0.8 and max(adam) < 1.3
 
 
 def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
@@ -107,13 +113,31 @@ def test_the_lectures_gpus_needed_no_more_than_the_optimizer_offloaded():
 
 def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
     rates = "link-rates link-seconds step-terms lecture-adam".split()
-    lab = after(*rates, *"change-list change-plain change-table share-curves share-reveal".split())
+    lab = after(*rates, *"recorded-with change-list change-plain change-table share-curves share-reveal".split())
     assert lab["ratio"](1000, {}) > 1.3 > 1.02 > lab["ratio"](1000, lab["FP32"])
     assert 8 < lab["enough"][0] < 20
-    times = {name: lab["change_row"](name, *change)[3] for name, change in lab["changes"].items()}
+    times = {name: lab["change_row"](name, *change)[4] for name, change in lab["changes"].items()}
     assert times["one thread"] > times["pageable memory"] > times["gradients clipped"]
     assert times["gradients clipped"] > times["sixteen threads, pinned"] > times["8 micro-steps"]
-    assert times["8 micro-steps"] > times["8 micro-steps in fp32"]
+    assert times["8 micro-steps"] > times["8 micro-steps in fp32"] > times["16 micro-steps in fp32"] > 1.25
+    for zero in ({}, lab["FP32"]):  # "Recorded points lie above their curves"
+        assert all(times > lab["ratio"](n, zero) for n, times in lab["recorded_ratios"](zero).items())
+
+
+def test_recorded_steps_of_8b_come_close_to_the_roofline():
+    run = after("link-rates", "link-seconds")["big"]()
+    rows = [row for row in recall(run, H200) if row.provenance["threads_per_rank"] == 16]
+    guess = estimate(run, H200)
+    for row in rows:
+        assert guess.step_seconds == pytest.approx(row.step_seconds, rel=0.1)
+        assert guess.provenance["host_bytes"] == row.provenance["host_bytes"]
+
+
+def test_one_gpu_holds_8b_in_less_than_half_of_15_gb_when_everything_is_offloaded():
+    cells = "step-terms step-schedule recorded-with step-recorded step-bytes one-gpu"
+    lab = after("link-rates", "link-seconds", *cells.split())
+    (row,) = lab["recorded_with"](lab["alone"])
+    assert row.peak_bytes < 15e9 / 2 and row.run.world_size == 1
 
 
 def test_two_memories_do_not_mix_and_count_what_crosses():

@@ -26,7 +26,7 @@ ZERO = {"engine": "deepspeed", "precision": "bf16-master", "world_size": 2}
 def errors():
     """(run, relative error) of every recorded run that was timed."""
     rows = [row for row in recorded() if row.device == "H200" and row.outcome == "ok" and row.step_seconds]
-    pairs = ((row, step_seconds(row.run, H200)) for row in rows)
+    pairs = ((row, step_seconds(row.run, H200, row.provenance.get("threads_per_rank"))) for row in rows)
     return [(row.run, sum(terms.values()) / row.step_seconds - 1) for row, terms in pairs if terms is not None]
 
 
@@ -35,19 +35,19 @@ def median_size(errors):
 
 
 def test_the_median_error_is_within_the_target_over_all_recorded_runs(errors):
-    timed = [row for row in recorded() if row.outcome == "ok" and row.step_seconds and row.run.offload == "none"]
+    timed = [row for row in recorded() if row.outcome == "ok" and row.step_seconds]
     assert len(timed) >= len(errors) > 0.95 * len(timed) > 150  # Adam in 8 bits has no rate yet
     assert median_size(error for _, error in errors) <= MOST_MEDIAN
 
 
 def test_the_median_error_is_within_the_target_over_runs_of_ddp_and_deepspeed(errors):
     distributed = [error for run, error in errors if run.engine != "torch"]
-    assert len(distributed) > 30 and median_size(distributed) <= MOST_MEDIAN
+    assert len(distributed) > 50 and median_size(distributed) <= MOST_MEDIAN
 
 
 def test_runs_that_offload_are_within_the_target(errors):
     offloaded = [error for run, error in errors if run.offload != "none"]
-    assert offloaded and median_size(offloaded) <= 2 * MOST_MEDIAN
+    assert len(offloaded) > 15 and median_size(offloaded) <= 2 * MOST_MEDIAN
 
 
 def test_offload_adds_what_the_host_does_while_the_gpu_waits():
