@@ -20,6 +20,11 @@ from labs_utils.run import Run, RunError, read_runs
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 SHOWN_SHARE = 0.01  # parts smaller than this share of the peak are left out of a table
+SAID = {  # what a run's field is called where its value alone wouldn't tell
+    "grad_accum": "{} micro-steps", "padded": "padded", "compile": "compiled", "layer_kernels": "{} layers",
+    "loss_kernel": "{} loss", "lora_rank": "LoRA rank {}", "kv_len": "cache of {}", "zero_stage": "stage {}",
+    "world_size": "{} ranks", "offload": "offload {}",
+}  # fmt: skip
 RunsOption = Annotated[Path, typer.Option("--runs", help="A file with one run a line as JSON; - reads standard input.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="A name in data/gpus.csv; default: this machine.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")]
@@ -228,7 +233,8 @@ def row(answer: Answer) -> Iterator[str]:
 def describe(run: Run) -> str:
     """What sets a run apart: its parameters, its tokens, and every field that isn't the default."""
     changed = {field: value for field, value in run if value != Run.model_fields[field].default}
-    fields = [str(changed[field]) for field in changed if field not in ("model", "micro_batch", "seq_len")]
+    named = [field for field in changed if field not in ("model", "micro_batch", "seq_len")]
+    fields = [SAID.get(field, "{}").format(changed[field]) for field in named]
     return " ".join([f"{run.model.parameters / 1e6:,.0f}M", f"{run.micro_batch}×{run.seq_len}", *fields])
 
 

@@ -182,7 +182,7 @@ def tried(name: str, machine: Machine) -> Package:
     try:
         trial = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TRIAL_SECONDS)
     except subprocess.TimeoutExpired:
-        return package(name, False, f"it gave no answer in {TRIAL_SECONDS} seconds")
+        return package(name, False, f"it gave no answer in {TRIAL_SECONDS} seconds; on a busy machine, try again")
     if trial.returncode == 0:
         return package(name, True, trial.stdout)
     return package(name, False, last_words(trial))

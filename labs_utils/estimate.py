@@ -108,6 +108,10 @@ def why_unsupported(run: Run, device: Device) -> str | None:
 
 def why_not_built(run: Run) -> str | None:
     """Why no method answers this run yet: the fields that the course's training step doesn't have."""
+    if run.engine == "torch" and run.world_size > 1:
+        return f"world_size {run.world_size} needs engine 'ddp' or 'deepspeed', not 'torch'"
+    if run.engine == "torch" and run.offload != "none":
+        return f"offload {run.offload!r} needs engine 'deepspeed' and a zero_stage, not engine 'torch'"
     if reason := why_not_plain(run, engine="torch", world_size=1, offload="none", zero={}):
         return reason
     if run.precision.endswith("-master"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from difflib import get_close_matches
 
 from labs_utils.device import Device
 from labs_utils.run import Run
@@ -30,18 +31,25 @@ def why_not_covered(run: Run) -> str | None:
 
 def why_not_setting(key: str, value, offloads: bool = False) -> str | None:
     """Why an entry of a run's `zero` isn't covered."""
-    if key in OFFLOADS or (key == "gradient_clipping" and type(value) in (int, float) and value >= 0):
+    if key in OFFLOADS or (key == "data_types" and offloads):
         return None
+    if key == "gradient_clipping":
+        is_number = type(value) in (int, float) and value >= 0
+        return None if is_number else f"zero key {key!r} must be a number from 0 on, not {str(value)[:40]!r}"
     if key == "overlap_comm":
         return None if type(value) is bool else f"zero key {key!r} must be true or false, not {str(value)[:40]!r}"
-    if key == "data_types" and offloads:
-        return None
     if key not in BUCKETS | STAGE_3:
-        known = ", ".join(sorted(BUCKETS | STAGE_3))
-        return f"zero key {key!r} isn't estimated yet; overlap_comm, {known} are"
+        return f"zero key {key!r} isn't estimated yet; {what_is(key)}"
     if not is_size(value, least=key in BUCKETS):
         return f"zero key {key!r} must be a whole number of elements, not {str(value)[:40]!r}"
     return None
+
+
+def what_is(key: str) -> str:
+    """The key that may have been meant, or else all that are known."""
+    known = sorted({"overlap_comm", "gradient_clipping", *OFFLOADS, *BUCKETS, *STAGE_3})
+    meant = get_close_matches(key, known, 1)
+    return f"is {meant[0]!r} meant?" if meant else f"{', '.join(known)} are"
 
 
 def is_size(value, least: int) -> bool:

@@ -9,7 +9,7 @@ from helpers import SHAPE
 from typer.testing import CliRunner
 
 from labs_utils.answer import Answer
-from labs_utils.cli import app
+from labs_utils.cli import app, describe
 from labs_utils.estimate import estimate
 from labs_utils.run import Run
 
@@ -77,6 +77,11 @@ def test_without_json_the_answers_are_a_table(tmp_path):
         assert shown in result.stdout
     with pytest.raises(json.JSONDecodeError):
         json.loads(result.stdout.splitlines()[0])
+
+
+def test_a_run_is_described_by_what_sets_it_apart():
+    run = Run(grad_accum=4, padded=True, zero_stage=2, world_size=8, offload="optimizer", loss_kernel="liger")
+    assert describe(run) == "5M 1×4096 deepspeed 4 micro-steps padded liger loss stage 2 8 ranks offload optimizer"
 
 
 @pytest.mark.parametrize(

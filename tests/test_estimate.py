@@ -153,6 +153,8 @@ def test_longer_sequences_never_take_less():
     [
         ({"mode": "infer"}, "cpu", "mode 'infer' isn't covered yet"),
         ({"weights": "nf4"}, "cpu", "weights 'nf4' isn't covered yet"),
+        ({"world_size": 2}, "cpu", "world_size 2 needs engine 'ddp' or 'deepspeed', not 'torch'"),
+        ({"offload": "all"}, "cpu", "offload 'all' needs engine 'deepspeed' and a zero_stage, not engine 'torch'"),
         ({"precision": "bf16-master"}, "cpu", "precision 'bf16-master' isn't covered yet"),
         ({"checkpointing": "offload", "padded": True}, "H200", "checkpointing 'offload' of a padded batch"),
         ({"attention": "eager", "checkpointing": "keep-attention"}, "cpu", "checkpointing 'keep-attention' keeps"),

@@ -115,7 +115,11 @@ def test_pinned_memory_is_rounded_up_on_a_gpus_host_alone():
         ({"optimizer": "adamw-loop"}, "optimizer 'adamw-loop' with offload isn't estimated"),
         ({"zero_stage": 3, "zero": {"offload_optimizer": {"ratio": 0.5}}}, "'ratio' in zero key 'offload_optimizer'"),
         ({"zero_stage": 1, "zero": ACCUMULATED_WIDE}, "zero key 'data_types' isn't estimated yet but"),
-        ({"zero": {"gradient_clipping": "much"}}, "zero key 'gradient_clipping' isn't estimated yet"),
+        (
+            {"zero": {"gradient_clipping": "much"}},
+            "zero key 'gradient_clipping' must be a number from 0 on, not 'much'",
+        ),
+        ({"zero": {"reduce_bucket_sizes": 10**6}}, "is 'reduce_bucket_size' meant?"),
     ],
 )
 def test_what_isnt_estimated_has_a_reason(changes, words):
