@@ -19,6 +19,7 @@ LOOKS = {
     UNKNOWN: ("#a9bcd0", "+++"),
 }
 LEGEND = {"loc": "outside lower left", "frameon": False, "fontsize": 9, "columnspacing": 1.2}
+LIMIT_STYLE = {"color": "black", "linestyle": ":"}
 CURVE_LOOKS = (("#1b6ca8", "o"), ("#d1332e", "s"), ("#5b2a86", "^"), ("#b57f00", "D"), ("#333333", "v"))
 
 

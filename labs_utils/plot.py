@@ -14,6 +14,7 @@ from labs_utils.device import Device
 from labs_utils.figures import show
 from labs_utils.looks import (
     LEGEND,
+    LIMIT_STYLE,
     LOOKS,
     UNKNOWN,
     curve_style,
@@ -39,6 +40,11 @@ class Curve(NamedTuple):
     label: str
     points: Mapping[float, float]
     method: str = "measure"
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it is the same arithmetic everywhere, such as a device's memory."""
+        return not self.method and len(self.points) > 1 and len(set(self.points.values())) == 1
 
     def __str__(self) -> str:
         return f"{self.label} ({METHOD_LABELS[self.method]})" if self.method else self.label
@@ -119,7 +125,7 @@ def parts_figure(labels: Sequence[str], values: Sequence, title: str, xlabel: st
     if device and device.memory_bytes:
         axes.axhline(device.memory_bytes / size, color="black", linestyle=":", label=f"memory of one {device.name}")
     axes.set_xticks(range(len(labels)), [wrapped(label, 48 // len(labels)) for label in labels])
-    axes.margins(y=0.2)  # room for the notes above the bars
+    axes.margins(y=0.27)  # room for the notes above the bars
     part_legend(axes, {part: max(stack.get(part, 0) for stack in stacks) / size for part in LOOKS})
     return axes.figure
 
@@ -169,7 +175,8 @@ def curves_figure(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str,
     axes, labels = new_axes(title, xlabel, ylabel), list(dict.fromkeys(curve.label for curve in curves))
     for curve in curves:
         points, number = sorted(curve.points.items()), labels.index(curve.label)
-        axes.plot(*zip(*points, strict=True), label=str(curve), **curve_style(number, curve.method))
+        style = LIMIT_STYLE if curve.is_limit else curve_style(number, curve.method)
+        axes.plot(*zip(*points, strict=True), label=str(curve), **style)
     if log:
         xs = sorted({x for curve in curves for x in curve.points})
         axes.set(xscale="log")

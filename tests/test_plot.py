@@ -91,6 +91,12 @@ def test_a_recorded_curve_is_hollow_and_dashed_and_says_so():
     assert (live.get_label(), old.get_label()) == ("SDPA (measured)", "eager (recorded)")
 
 
+def test_a_limit_is_a_dotted_line_without_points():
+    curves = [Curve("limit", {1: 2.0, 2: 2.0}, ""), Curve("formula", {1: 1.0, 2: 2.0}, "")]
+    limit, formula = curves_figure(curves, "How fast?", "tokens", "GiB").axes[0].lines
+    assert (limit.get_linestyle(), limit.get_marker()) == (":", "None") and formula.get_marker() != "None"
+
+
 def test_curves_of_one_label_have_one_colour():
     curves = [Curve(label, {1: 1.0}, method) for label in "ab" for method in ("estimate", "recall")]
     colours = [line.get_color() for line in curves_figure(curves, "How large?", "GPUs", "GiB").axes[0].lines]
