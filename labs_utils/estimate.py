@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labs_utils.answer import PHASES, Answer
+from labs_utils.answer import Answer
 from labs_utils.device import Device, find_device
 from labs_utils.run import Run
 from labs_utils.step_time import step_seconds
@@ -68,7 +68,7 @@ def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answe
     if timeline.host_events:
         found["host_bytes"] = timeline.host_peak_bytes(pinned=device.is_gpu)
     peak = timeline.peak()
-    found["phase_peak_bytes"] = {phase: timeline.peak(phase).live_bytes for phase in PHASES}
+    found["phase_peak_bytes"] = timeline.phase_peak_bytes()
     reason = why_out_of_memory(tensors, peak.live_bytes, found.get("reserved_bytes", 0), device)
     if reason:
         found["reason"] = reason
