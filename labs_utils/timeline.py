@@ -91,6 +91,21 @@ class Timeline:
             parts[self.part_of.get(event.storage, DEFAULT_PART)] += event.change_bytes
         return parts
 
+    def repeat(self, prefix: str, added: int) -> None:
+        """The phases with a prefix once more, without it: what came and went in them does so again, what stayed stays.
+
+        Storages that come again are new ones, with identities larger by `added`.
+        """
+        for events in (self.events, self.host_events):
+            step = [event for event in events if event.phase.startswith(prefix)]
+            gone = {storage for storage, change_bytes, *_ in step if change_bytes <= 0}
+            self.part_of |= {key + added: self.part_of[key] for key in gone & self.part_of.keys()}
+            events += (
+                Event(storage + added, change_bytes, phase.removeprefix(prefix), operator)
+                for storage, change_bytes, phase, operator in step
+                if storage in gone
+            )
+
     def host_peak_bytes(self, pinned: bool = False) -> int:
         """The most bytes that wait in the host's memory at once; `pinned` in the blocks of pinned memory."""
 
