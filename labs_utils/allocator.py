@@ -31,7 +31,7 @@ def pinned_bytes(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """A piece of a segment; `before` and `after` are its neighbours there."""
 
@@ -41,10 +41,6 @@ class Block:
     before: Block | None = None
     after: Block | None = None
     free: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.size, self.address
 
 
 class OutOfMemory(Exception):
@@ -61,7 +57,7 @@ class CachingAllocator:
         self.limit_bytes = limit_bytes
         self.allocated_bytes = self.reserved_bytes = 0
         self._next_address = 0
-        self._free = {True: [], False: []}
+        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # by size and address
 
     def allocate(self, requested_bytes: int) -> Block:
         """A block for `requested_bytes`: the smallest free one that fits, split if enough of it would be left."""
@@ -86,8 +82,8 @@ class CachingAllocator:
 
     def _best_fit(self, size: int, small: bool) -> Block | None:
         pool = self._free[small]
-        index = bisect_left(pool, (size, -1), key=lambda block: block.key)
-        return pool.pop(index) if index < len(pool) else None
+        index = bisect_left(pool, (size,))
+        return pool.pop(index)[2] if index < len(pool) else None
 
     def _new_segment(self, size: int, small: bool) -> Block:
         if small:
@@ -108,7 +104,7 @@ class CachingAllocator:
     def _give_back_segments(self) -> None:
         """Give every segment of which nothing is in use back to the device (`release_cached_blocks`)."""
         for pool in self._free.values():
-            whole = [block for block in pool if block.before is None and block.after is None]
+            whole = [block for *_, block in pool if block.before is None and block.after is None]
             self.reserved_bytes -= sum(block.size for block in whole)
             for block in whole:
                 self._forget(block)
@@ -134,8 +130,8 @@ class CachingAllocator:
 
     def _keep(self, block: Block) -> None:
         block.free = True
-        insort(self._free[block.small], block, key=lambda block: block.key)
+        insort(self._free[block.small], (block.size, block.address, block))
 
     def _forget(self, block: Block) -> None:
         pool = self._free[block.small]
-        del pool[bisect_left(pool, block.key, key=lambda block: block.key)]
+        del pool[bisect_left(pool, (block.size, block.address))]

@@ -10,6 +10,7 @@ Constants are benchmarks (`labs_utils.device_rates`); none is fitted to training
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from typing import NamedTuple
 
 from labs_utils.device import Device
@@ -122,9 +123,10 @@ class Clock:
 def micro_step(run: Run, work: list[Work], engine: EngineWork, rates: DeviceRates) -> Iterator[Task]:
     """Forward and backward of a micro-batch, with what the engine does in it."""
     host, previous_nbytes = host_per_operator(run, work, rates), 0
+    seconds = cache(partial(device_seconds, run=run, rates=rates))  # layers repeat
     for each in work:
         term = "compute" if each.flops else "memory"
-        yield Task(term, host[each.phase], device_seconds(each, previous_nbytes, run, rates))
+        yield Task(term, host[each.phase], seconds(each, previous_nbytes))
         previous_nbytes = each.nbytes
     yield Task("memory", 0.0, rates.pass_seconds(engine.micro_bytes))
     added = 3 * WEIGHT_BYTES[run.precision] * run.model.parameters * (1 - 1 / run.grad_accum)  # but not in the first

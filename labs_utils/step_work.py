@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from labs_utils.device import Device
 from labs_utils.device_rates import DeviceRates
 from labs_utils.run import Run
@@ -25,7 +27,13 @@ SUBJECT = {
 def plain_step(run: Run, device: Device) -> tuple[list[Work], int]:
     """The operators of a micro-batch's forward and backward on one GPU, in order, and the bytes kept on the host."""
     plain = {"engine": "torch", "zero_stage": 0, "world_size": 1, "offload": "none", "zero": {}, "grad_accum": 1}
-    step = SymbolicStep(run.model_copy(update={**plain, "optimizer": "none"}), device)
+    return run_once(run.model_copy(update={**plain, "optimizer": "none"}).model_dump_json(), device)
+
+
+@lru_cache(maxsize=8)
+def run_once(run: str, device: Device) -> tuple[list[Work], int]:
+    """What `plain_step` returns, of a plain run as JSON: runs that differ in their engine alone share it."""
+    step = SymbolicStep(Run.model_validate_json(run), device)
     step()
     kept = (event.change_bytes for event in step.tape.timeline.host_events)
     return [work for work in step.tape.work if work.phase in PHASES], sum(size for size in kept if size > 0)

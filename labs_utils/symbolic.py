@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple
 
 from labs_utils.timeline import Event, Timeline
@@ -30,14 +31,19 @@ class Work(NamedTuple):
 class Storage:
     """Bytes on the device or, `on_host`, on the host; gone when nothing refers to it any more."""
 
-    __slots__ = ("tape", "identity", "nbytes", "on_host")
+    __slots__ = ("tape", "identity", "nbytes", "events")
 
     def __init__(self, tape: Tape, nbytes: int, operator: str, part: str | None, on_host: bool = False):
-        self.tape, self.nbytes, self.on_host = tape, nbytes, on_host
-        self.identity = tape.appear(nbytes, operator, part, on_host)
+        self.tape, self.nbytes, self.identity = tape, nbytes, next(tape.identities)
+        self.events = tape.timeline.host_events if on_host else tape.timeline.events
+        if nbytes:
+            self.events.append(Event(self.identity, nbytes, tape.phase, operator))
+        if part:
+            tape.timeline.part_of[self.identity] = part
 
     def __del__(self):
-        self.tape.go(self.identity, self.nbytes, self.on_host)
+        if self.nbytes:
+            self.events.append(Event(self.identity, -self.nbytes, self.tape.phase, "free"))
 
 
 class Tensor:
@@ -106,28 +112,12 @@ class Tape:
         self.work: list[Work] = []
         self.phase = "before"
         self.grad_enabled, self.recomputing = True, False
-        self._next_storage = self._next_order = 0
+        self.identities, self._orders = count(), count()
 
     def begin(self, phase: str) -> None:
         """Everything from here on belongs to `phase`, which has a first moment even where nothing happens in it."""
         self.phase = phase
-        self.timeline.events.append(Event(self.appear(0, "begin", None, False), 0, phase, "begin"))
-
-    def appear(self, nbytes: int, operator: str, part: str | None, on_host: bool) -> int:
-        identity = self._next_storage
-        self._next_storage += 1
-        if nbytes:
-            self._events(on_host).append(Event(identity, nbytes, self.phase, operator))
-        if part:
-            self.timeline.part_of[identity] = part
-        return identity
-
-    def go(self, identity: int, nbytes: int, on_host: bool) -> None:
-        if nbytes:
-            self._events(on_host).append(Event(identity, -nbytes, self.phase, "free"))
-
-    def _events(self, on_host: bool) -> list[Event]:
-        return self.timeline.host_events if on_host else self.timeline.events
+        self.timeline.events.append(Event(next(self.identities), 0, phase, "begin"))
 
     def label(self, tensor: Tensor, part: str) -> None:
         """Say what a tensor's storage is; it counts as that from its first event on."""
@@ -157,11 +147,10 @@ class Tape:
         self, output: Tensor, operator: str, backward: Callable, inputs: tuple, saves: tuple, kind: type = Node
     ) -> Tensor:
         """`output` with a node on the tape that holds what it saves, if any input needs a gradient."""
-        parents = tuple(tensor.node for tensor in inputs)
+        parents = tuple([tensor.node for tensor in inputs])
         if self.grad_enabled and any(parents):
-            saved = tuple(self.save(tensor) for tensor in saves)
-            output.node = kind(self._next_order, backward, parents, saved, operator)
-            self._next_order += 1
+            saved = tuple([self.save(tensor) for tensor in saves])
+            output.node = kind(next(self._orders), backward, parents, saved, operator)
         return output
 
     def save(self, tensor: Tensor) -> Tensor:

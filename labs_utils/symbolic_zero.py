@@ -77,6 +77,7 @@ class ZeroStep(SymbolicStep):
         self.rank, self.reduces_on_arrival = rank, False
         self.buckets: list[Tensor] = []
         self.in_bucket: list[Tensor] = []
+        self.elements_in_bucket = 0
         self.owned: Storage | None = None
         self.averaged: dict[int, Tensor] = {}
         super().__init__(run, device)
@@ -122,12 +123,12 @@ class ZeroStep(SymbolicStep):
 
     def reduce(self, parameter: Tensor) -> None:
         """`reduce_independent_p_g_buckets_and_remove_grads`: a gradient that fits moves into the bucket."""
-        waiting = sum(other.elements for other in self.in_bucket)
-        if self.in_bucket and waiting + parameter.elements > self.bucket_elements:
+        if self.in_bucket and self.elements_in_bucket + parameter.elements > self.bucket_elements:
             self.flush()
         if parameter.elements <= self.bucket_elements:
             parameter.node.gradient = Tensor(parameter.elements, self.itemsize, self.buckets[0].storage)
         self.in_bucket.append(parameter)
+        self.elements_in_bucket += parameter.elements
 
     def flush(self) -> None:
         """`reduce_ipg_grads`: all-reduce the bucket, then keep this rank's part of it."""
@@ -140,7 +141,7 @@ class ZeroStep(SymbolicStep):
                 parameter.node.gradient = self._kept(parameter)
             elif self.run.zero_stage == 2:
                 parameter.node.gradient = None
-        self.in_bucket = []
+        self.in_bucket, self.elements_in_bucket = [], 0
 
     def after_sending(self) -> None:
         """What happens while the reduced copy of a bucket is there; here nothing."""

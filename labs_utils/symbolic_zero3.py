@@ -59,6 +59,7 @@ class Zero3Step(SymbolicStep):
         self.bucket = self.tape.new(self.bucket_elements, self.itemsize, "bucket", "buffers")
         self.averaged = self.new_averaged(total)
         self.in_bucket: list[Tensor] = []
+        self.elements_in_bucket = 0
         self.fired_before = 0
 
     def new_partitions(self, elements: int) -> Tensor:
@@ -127,13 +128,12 @@ class Zero3Step(SymbolicStep):
 
     def on_gradient(self, weight: Tensor) -> None:
         """`reduce_independent_p_g_buckets_and_remove_grads`: a gradient that fits moves into the bucket."""
-        waiting = sum(other.elements for other in self.in_bucket)
-        if waiting and waiting + weight.elements > self.bucket_elements:
+        if self.in_bucket and self.elements_in_bucket + weight.elements > self.bucket_elements:
             self.flush()
-            waiting = 0
-        if waiting + weight.elements <= self.bucket_elements:
+        if self.elements_in_bucket + weight.elements <= self.bucket_elements:
             weight.node.gradient = Tensor(weight.elements, self.itemsize, self.bucket.storage)
         self.in_bucket.append(weight)
+        self.elements_in_bucket += weight.elements
 
     def flush(self) -> None:
         """`__reduce_and_partition_ipg_grads`: `reduce_scatter_coalesced` in comm/coalesced_collectives.py copies them
@@ -144,7 +144,7 @@ class Zero3Step(SymbolicStep):
             flat = self.tape.new(padded, self.itemsize, "reduce_scatter")
         self.keep_parts(self.in_bucket)
         del flat
-        self.in_bucket = []
+        self.in_bucket, self.elements_in_bucket = [], 0
 
     def keep_parts(self, weights: list[Tensor]) -> None:
         """`partition_grads`: this rank's part of each gradient goes where it stays."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from labs_utils.allocator import CachingAllocator, OutOfMemory, pinned_bytes
 from labs_utils.answer import PARTS, PHASES
@@ -16,8 +17,7 @@ from labs_utils.answer import PARTS, PHASES
 DEFAULT_PART = "activations"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A storage that appears (`change_bytes` > 0) or goes (< 0), in a phase, by an operator."""
 
     storage: int
@@ -67,10 +67,44 @@ class Timeline:
         Raises:
             ValueError: if nothing happened in those phases.
         """
-        peak = max(self.moments(phases or PHASES), key=lambda moment: moment.live_bytes, default=None)
-        if peak is None:
-            raise ValueError(f"nothing was recorded in phase {' or '.join(phases or PHASES)}")
-        return peak
+        phases = phases or PHASES
+        inside = [index for index, event in enumerate(self.events) if event.phase in phases]
+        if not inside:
+            raise ValueError(f"nothing was recorded in phase {' or '.join(phases)}")
+        live = list(accumulate((event.change_bytes for event in self.events), initial=0))
+        passed = max([inside[0], *(index + 1 for index in inside)], key=live.__getitem__)
+        return Moment(self.events[max(passed - 1, inside[0])], live[passed], self._parts_after(passed))
+
+    def phase_peak_bytes(self) -> dict[str, int]:
+        """The most live bytes in each phase of a step, of which none may be missing."""
+        live, peaks = 0, {}
+        for _, change_bytes, phase, _ in self.events:
+            before = peaks.get(phase, live)
+            live += change_bytes
+            peaks[phase] = max(before, live)
+        return {phase: peaks[phase] for phase in PHASES}
+
+    def _parts_after(self, count: int) -> dict[str, int]:
+        """The live bytes of each part after so many events."""
+        parts = dict.fromkeys(PARTS, 0)
+        for event in self.events[:count]:
+            parts[self.part_of.get(event.storage, DEFAULT_PART)] += event.change_bytes
+        return parts
+
+    def repeat(self, prefix: str, added: int) -> None:
+        """The phases with a prefix once more, without it: what came and went in them does so again, what stayed stays.
+
+        Storages that come again are new ones, with identities larger by `added`.
+        """
+        for events in (self.events, self.host_events):
+            step = [event for event in events if event.phase.startswith(prefix)]
+            gone = {storage for storage, change_bytes, *_ in step if change_bytes <= 0}
+            self.part_of |= {key + added: self.part_of[key] for key in gone & self.part_of.keys()}
+            events += (
+                Event(storage + added, change_bytes, phase.removeprefix(prefix), operator)
+                for storage, change_bytes, phase, operator in step
+                if storage in gone
+            )
 
     def host_peak_bytes(self, pinned: bool = False) -> int:
         """The most bytes that wait in the host's memory at once; `pinned` in the blocks of pinned memory."""
@@ -98,14 +132,13 @@ class Timeline:
     def _played(self, allocator: CachingAllocator) -> list[Event]:
         """The events with the sizes of the blocks that the allocator gives out and takes back."""
         blocks, events = {}, []
-        for event in self.events:
-            change_bytes = 0
-            if event.change_bytes > 0:
-                block = blocks[event.storage] = allocator.allocate(event.change_bytes)
+        for storage, change_bytes, phase, operator in self.events:
+            if change_bytes > 0:
+                block = blocks[storage] = allocator.allocate(change_bytes)
                 change_bytes = block.size
-            elif event.change_bytes < 0:
-                block = blocks.pop(event.storage)
+            elif change_bytes < 0:
+                block = blocks.pop(storage)
                 change_bytes = -block.size
                 allocator.free(block)
-            events.append(replace(event, change_bytes=change_bytes))
+            events.append(Event(storage, change_bytes, phase, operator))
         return events

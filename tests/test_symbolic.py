@@ -3,12 +3,13 @@
 import pytest
 from helpers import VARIANTS, small_run
 
-from labs_utils.device import CPU
+from labs_utils.device import CPU, H200
 from labs_utils.dry_run import dry_run_timeline
 from labs_utils.estimate import estimate_timeline
 from labs_utils.run import Run
 from labs_utils.symbolic import Tape
 from labs_utils.symbolic_llama import SymbolicStep
+from labs_utils.symbolic_ranks import distributed_step
 
 # The closed forms' symbols: T tokens, h hidden, f MLP, a heads, k key/value heads, d head_dim, V vocabulary.
 h, f, a, k, d, V, b, s = 96, 328, 6, 2, 20, 1009, 2, 130
@@ -83,6 +84,36 @@ def test_after_a_step_only_parameters_states_and_buffers_are_left(variant):
     step()
     left = [*step.parameters, *(state for states in step.states.values() for state in states), *step.buffers]
     assert live_bytes(step.tape) == warm == sum(tensor.storage.nbytes for tensor in left)
+
+
+RANKS = {
+    "ddp": {"engine": "ddp", "grad_accum": 2},
+    "stage 0": {"engine": "deepspeed", "precision": "bf16-master"},
+    "stage 1": {"zero_stage": 1, "world_size": 3, "grad_accum": 2, "zero": {"overlap_comm": True}},
+    "stage 2": {"zero_stage": 2, "world_size": 3, "zero": {"reduce_bucket_size": 5000}},
+    "stage 2, offloaded": {"zero_stage": 2, "world_size": 2, "offload": "optimizer", "grad_accum": 3},
+}
+
+
+@pytest.mark.parametrize("changes", [*VARIANTS.values(), *RANKS.values()], ids=[*VARIANTS, *RANKS])
+def test_the_step_after_a_warm_one_does_what_came_and_went_in_it(changes):
+    run = small_run(**changes)
+    make = SymbolicStep if run.engine == "torch" else distributed_step
+    played, repeated = make(run, H200), make(run, H200)
+    played("warm ")
+    played()
+    repeated("warm ")
+    repeated.tape.timeline.repeat("warm ", next(repeated.tape.identities))
+    assert stored(repeated.tape.timeline) == stored(played.tape.timeline)
+
+
+def stored(timeline):
+    """The events on device and host, each with its storage's part, and storages numbered as they come."""
+    numbers = {}
+    return [
+        (numbers.setdefault(event.storage, len(numbers)), timeline.part_of.get(event.storage), *event[1:])
+        for event in [*timeline.events, *timeline.host_events]
+    ]
 
 
 def live_bytes(tape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from labs_utils.exercises.contract import Exercise
 from labs_utils.exercises.kept import compare_bytes, compare_each, kept_bytes, mean_mark
 from labs_utils.exercises.policies import POLICIES, cheapest, draw_limits
 from labs_utils.exercises.recomputing import compare_checkpoint, draw_checkpoint, each_part, true_parts
-from labs_utils.run import Run
+from labs_utils.run import ModelShape, Run
 from labs_utils.training import build_model
 
 KEPT_POLICIES = ("none", "full", "keep-attention", "keep-matmul-attention")
@@ -47,12 +47,18 @@ def each_policy(function: Callable, case: dict) -> dict:
     return {policy: function(model, policy, case["tokens"]) for policy, model in models.items()}
 
 
-def layers_keep(model: dict, policy: str, tokens: int) -> int:
+def true_bytes(model: dict, policy: str, tokens: int) -> int:
+    """`layers_keep`, for a model's sizes as plain data."""
+    return layers_keep(ModelShape(**model, vocab_size=8), policy, tokens)
+
+
+@cache
+def layers_keep(model: ModelShape, policy: str, tokens: int) -> int:
     """Bytes that all layers of transformers' bf16 Llama, called on one sequence, keep under a policy.
 
     The first layer's input is made on the way, as the embedding makes it, so it counts where it is kept.
     """
-    run = Run(model={**model, "vocab_size": 8}, seq_len=tokens, checkpointing=policy)
+    run = Run(model=model, seq_len=tokens, checkpointing=policy)
     llama = build_model(run, torch.device("cpu")).model
     given = torch.ones(1, tokens, run.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     tables = llama.rotary_emb(given, torch.arange(tokens)[None])
@@ -94,7 +100,7 @@ policy_bytes = Exercise(
     points=2,
     draw=draw_model,
     call=each_policy,
-    truth=partial(each_policy, layers_keep),
+    truth=partial(each_policy, true_bytes),
     compare=compare_policies,
     hints=(
         "Write what one layer keeps under each policy, then multiply. Every policy but none keeps the layer's input.",

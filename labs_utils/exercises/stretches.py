@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -33,6 +35,7 @@ def measured(layers: int, input_bytes: int, layer_bytes: int) -> dict:
     return {"peaks": stretch_peaks(layers, input_bytes, layer_bytes), "input_bytes": input_bytes}
 
 
+@cache
 def stretch_peaks(layers: int, input_bytes: int, layer_bytes: int) -> list[int]:
     """The peak of a real forward and backward with segments of 1, 2, … and all layers."""
     return [tracked_peak(layers, input_bytes, layer_bytes, each) for each in range(1, layers + 1)]

@@ -135,7 +135,7 @@ def on_cpu(
     for hook in hooks:
         hook.remove()
     peak = tracker.timeline.peak()
-    found = {"phase_peak_bytes": {phase: tracker.timeline.peak(phase).live_bytes for phase in PHASES}}
+    found = {"phase_peak_bytes": tracker.timeline.phase_peak_bytes()}
     if tracker.timeline.host_events:
         found["host_bytes"] = tracker.timeline.host_peak_bytes()
     seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS - WARM_STEPS))

@@ -1,0 +1,8 @@
+"""The workers of pytest-xdist share the machine's cores; else each takes all of them, mostly to wait for the others."""
+
+import os
+
+from labs_utils.device import usable_cores
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // WORKERS))  # read as torch is imported, here or in children
