@@ -19,13 +19,13 @@ labs: $(HANDOUTS)
 handouts/%.html: notebooks/%.ipynb $(COURSE) $(INSTALLED)
 	@$(PYTHON) -m labs_utils.cli handouts $< --out handouts
 
-# A group of tests that share what takes long to make stays on one worker.
+# A file's tests stay on one worker: they share what takes long, such as a launch.
 test: lint
-	$(PYTHON) -m pytest -n 2 --dist loadgroup --nbmake --nbmake-timeout=600 tests notebooks
+	$(PYTHON) -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=600 tests notebooks
 
 # The quick part of `test`: no notebook, nothing slow.
 check: lint
-	$(PYTHON) -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(PYTHON) -m pytest -n 2 -m "not slow"
 
 lint: $(INSTALLED)
 	@$(PYTHON) -m ruff check .

@@ -21,8 +21,6 @@ from labs_utils.launch import launch
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.training import build_model
 
-pytestmark = pytest.mark.xdist_group("lab04")
-
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "04_zero_stages.ipynb", as_version=4)
 CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}

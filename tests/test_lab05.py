@@ -18,8 +18,6 @@ from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
 from labs_utils.recall import recall, recorded
 
-pytestmark = pytest.mark.xdist_group("lab05")
-
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "05_zero_offload.ipynb", as_version=4)
 CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}

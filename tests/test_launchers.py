@@ -13,7 +13,7 @@ from helpers import SHAPE
 
 from labs_utils.launch import launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("launchers")]
+pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,6 @@ from labs_utils.offloading import drop_old_locks, offloaded_bytes
 from labs_utils.run import LLAMA_8B, ModelShape, Run
 from labs_utils.symbolic_ranks import distributed_step
 
-pytestmark = pytest.mark.xdist_group("offloading")
-
 PARAMETERS = ModelShape(**SHAPE).parameters
 STEP_COUNTER_BYTES = 4
 SMALL = {"reduce_bucket_size": 20000}

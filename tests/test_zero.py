@@ -22,7 +22,7 @@ from labs_utils.run import ModelShape, Run
 from labs_utils.symbolic_ranks import distributed_step
 from labs_utils.training import TrainingStep, build_batch
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("zero")]
+pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")
 
 PARAMETERS = ModelShape(**SHAPE).parameters
