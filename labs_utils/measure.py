@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
@@ -173,17 +174,22 @@ def why_not_started(run: Run) -> tuple[str, str] | None:
         sizes = f"{needed_bytes / 2**30:.1f} GiB of host memory, and {free_bytes / 2**30:.1f} GiB are free"
         return (
             "out of memory",
-            f"the run needs {sizes}; it was not started{what_would_fit(run, needed_bytes, free_bytes)}",
+            f"the run needs {sizes}; it was not started{what_would_fit(run, free_bytes)}",
         )
     return None
 
 
-def what_would_fit(run: Run, needed_bytes: int, free_bytes: int) -> str:
-    """For a run that offloads, how large a model could be: what the host holds goes with its parameters."""
+def what_would_fit(run: Run, free_bytes: int) -> str:
+    """For a run that offloads, how many layers of its model would."""
     if run.offload == "none":
         return ""
-    billions = run.model.parameters * free_bytes / needed_bytes / 1e9
-    return f"; a model of about {billions:.2g} billion parameters would fit"
+    layers = run.model.num_hidden_layers
+    fewer = [run.replace(model={**run.model.model_dump(), "num_hidden_layers": count}) for count in range(1, layers)]
+    fitting = bisect_left(fewer, free_bytes, key=host_bytes_of_ranks)
+    if not fitting:
+        return "; not even one of its layers would fit: take a narrower model, fewer tokens or fewer ranks"
+    billions = fewer[fitting - 1].model.parameters / 1e9
+    return f"; with {fitting} of its {layers} layers, {billions:.2g} billion parameters, it would fit"
 
 
 def why_not_on_cpu(run: Run) -> str | None:

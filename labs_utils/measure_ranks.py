@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from statistics import mean
 
 from labs_utils.answer import Answer
+from labs_utils.device import CPU
+from labs_utils.estimate import estimate
 from labs_utils.launch import launch_each
 from labs_utils.offloading import offloaded_bytes
 from labs_utils.run import Run
+from labs_utils.symbolic_operators import FP32_BYTES
 
 WORKER = "labs_utils.workers.zero"
 PROCESS_BYTES = 500 * 10**6  # Python, torch, transformers and DeepSpeed, without a model
@@ -47,15 +50,29 @@ def uses_gpus(run: Run) -> bool:
 
 
 def host_bytes_of_ranks(run: Run) -> int:
-    """The least that the ranks hold on the host together: with a GPU each, what is offloaded; else everything.
+    """What the ranks need of the host together: with a GPU each, what is offloaded; else everything.
 
-    On a CPU each builds the model, and 14 bytes a parameter are shared or not: gradients, master weights and moments,
-    without activations. With offload they are more, and nothing is pinned.
+    It is what `estimate` says, but for buckets that are never filled, and no less than the states; that much is known
+    of runs too that aren't estimated.
     """
     gpus = uses_gpus(run)
+    guess = estimate(run, None if gpus else CPU)
+    estimated = guess.provenance.get("host_bytes", 0) + (0 if gpus else resident_bytes(guess))
     offloaded = run.world_size * offloaded_bytes(run, pins=gpus) if run.offload != "none" else 0
-    if gpus:
-        return offloaded
+    least = offloaded if gpus else bytes_of_states(run, offloaded)
+    return max(least, run.world_size * estimated)
+
+
+def resident_bytes(guess: Answer) -> int:
+    """What an estimated rank takes on a CPU; of its buckets no more than all gradients together can fill."""
+    if guess.peak_bytes is None:
+        return PROCESS_BYTES
+    empty = max(0, (guess.parts or {}).get("buffers", 0) - FP32_BYTES * guess.run.model.parameters)
+    return PROCESS_BYTES + guess.peak_bytes - empty
+
+
+def bytes_of_states(run: Run, offloaded: int) -> int:
+    """On a CPU each rank builds the model; gradients, master weights and moments are 14 bytes more, shared or not."""
     parameters = run.model.parameters
     replicas = 1 if run.zero_stage else run.world_size
     return run.world_size * (2 * parameters + PROCESS_BYTES) + max(replicas * 14 * parameters, offloaded)

@@ -13,11 +13,11 @@ from labs_utils.host_rates import OF_ALL_RANKS
 from labs_utils.recall import benchmarks
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import WEIGHT_BYTES
-from labs_utils.symbolic_offload import accumulation_type
+from labs_utils.symbolic_operators import FP32_BYTES
 from labs_utils.symbolic_zero3 import limits
+from labs_utils.zero_config import accumulates_on_host
 
 TERMS = ("gradient_transfer", "clipping", "cpu_adam", "rounding", "parameter_transfer")
-FP32_BYTES = 4
 
 
 class HostRates(NamedTuple):
@@ -66,7 +66,7 @@ def moved_bytes(run: Run) -> dict[str, float]:
     """
     part, narrow = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision]
     down = up = 0
-    if run.zero_stage == 2 and run.grad_accum > 1 and accumulation_type(run) != "fp32":
+    if accumulates_on_host(run):
         down, up = run.grad_accum, run.grad_accum - 1
     if run.zero_stage == 3:
         down = up = run.grad_accum

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from labs_utils.allocator import pinned_bytes
 from labs_utils.run import Run
+from labs_utils.symbolic_llama import WEIGHT_BYTES
+from labs_utils.symbolic_operators import FP32_BYTES
+from labs_utils.symbolic_zero3 import SUB_GROUP_ELEMENTS
+from labs_utils.zero_config import accumulates_on_host
 
 LONGEST_COMPILATION_SECONDS = 600
-PINNED_FLOAT_ELEMENTS = 10**9  # DeepSpeed's `sub_group_size`: at stage 3 so many elements share one fp32 tensor
 
 
 def why_no_cpu_adam() -> str | None:
@@ -60,18 +63,16 @@ def offloaded_bytes(run: Run, pins: bool = True) -> int:
     For each parameter of a rank: 4 of master weights, 4 of gradients, 2 of staging and 8 of Adam's moments; at stage 3
     the 2 are gradients in the model's type, and offloaded parameters are 2 more. Pinned memory comes in powers of two.
     """
-    parameters, wide = -(-run.model.parameters // run.world_size), 4
-    narrow = 2 if run.precision.endswith("-master") else 4
+    parameters, wide, narrow = -(-run.model.parameters // run.world_size), FP32_BYTES, WEIGHT_BYTES[run.precision]
     settings = run.zero.get("offload_optimizer", {})
     rounded = pinned_bytes if pins and settings.get("pin_memory", True) else int
-    moments = 2 * wide * parameters
+    moments = 2 * wide * parameters * (run.optimizer != "sgd")
     if run.zero_stage < 3:
         largest = narrow * run.model.embedding_parameters
-        accumulates = run.zero_stage == 2 and run.grad_accum > 1 and "data_types" not in run.zero
-        accumulated = narrow * parameters if accumulates else 0
+        accumulated = narrow * parameters if accumulates_on_host(run) else 0
         pinned = 2 * rounded(wide * parameters) + rounded(narrow * parameters) + rounded(largest)
         return pinned + accumulated + moments
-    whole, rest = divmod(parameters, int(run.zero.get("sub_group_size", PINNED_FLOAT_ELEMENTS)))
+    whole, rest = divmod(parameters, int(run.zero.get("sub_group_size", SUB_GROUP_ELEMENTS)))
     group = (parameters - rest) // whole if whole else 0
     gradients = whole * rounded(wide * group) + rounded(wide * rest) + rounded(narrow * parameters)
     kept = (pinned_bytes if pins else int)(narrow * parameters) if run.offload == "all" else 0

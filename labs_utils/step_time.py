@@ -38,7 +38,8 @@ class Task(NamedTuple):
 def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[str, float] | None:
     """The seconds of one optimizer step on one of the run's ranks by term, which sum to all of it; None if unknown.
 
-    `threads` are those of a rank that offloads its optimizer; None: all cores of the recorded machine, shared evenly.
+    `threads` are those of a rank that offloads its optimizer; None: the most that were recorded, 16 on two H200s, whose
+    ranks shared their host. Ranks of other machines, or more on one, are taken to work at the same rates.
     """
     rates = rates_of(device)
     if rates is None:

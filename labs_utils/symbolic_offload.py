@@ -16,6 +16,7 @@ from labs_utils.symbolic_llama import SymbolicStep
 from labs_utils.symbolic_operators import FP32_BYTES
 from labs_utils.symbolic_zero import NORM_BYTES, ZeroStep
 from labs_utils.symbolic_zero3 import Zero3Step
+from labs_utils.zero_config import accumulates_on_host, accumulation_type
 
 NORM_ELEMENTS = 250_000_000  # stage3.py, `_constant_buffered_norm2`
 
@@ -69,10 +70,6 @@ class OffloadStep(OnHost, ZeroStep):
     def accumulates_wide(self) -> bool:
         return self.itemsize != FP32_BYTES and accumulation_type(self.run) == "fp32"
 
-    @property
-    def accumulates_on_host(self) -> bool:
-        return self.run.zero_stage == 2 and self.run.grad_accum > 1 and not self.accumulates_wide
-
     def begin_backward(self, is_last: bool) -> None:
         super().begin_backward(is_last)
         self.is_last = is_last
@@ -101,7 +98,7 @@ class OffloadStep(OnHost, ZeroStep):
     def _kept(self, parameter: Tensor) -> Tensor | None:
         """`copy_grads_in_partition`: to the host for good in the last micro-step, with its norm in fp64."""
         elements = self.mine[id(parameter)][1]
-        if self.accumulates_on_host and id(parameter) not in self.waiting_on_host:
+        if accumulates_on_host(self.run) and id(parameter) not in self.waiting_on_host:
             waiting = self.new_on_host(parameter.elements, self.itemsize, "accumulated", "gradients")
             self.waiting_on_host[id(parameter)] = waiting
         if not self.is_last:
@@ -201,12 +198,6 @@ class Offload3Step(OnHost, Zero3Step):
         for master in self.masters:
             self.update([master])
         self.coordinator.gather_staying(self.parameters)
-
-
-def accumulation_type(run: Run) -> str | None:
-    """The type in which gradients are accumulated, if the run says one."""
-    types = run.zero.get("data_types", {})
-    return types.get("grad_accum_dtype") if isinstance(types, dict) else None
 
 
 def why_not_offloaded(run: Run) -> str | None:

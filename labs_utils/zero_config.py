@@ -6,6 +6,7 @@ They are files that Hugging Face's `Trainer` and `accelerate launch` take too: w
 from __future__ import annotations
 
 import json
+from itertools import starmap
 from pathlib import Path
 
 from labs_utils.device import DATA
@@ -14,6 +15,12 @@ from labs_utils.run import Run
 OWN_FIELDS = {"stage": "zero_stage"}
 OFFLOADS = ("offload_optimizer", "offload_param")  # objects in the files, which a run's own keys are merged into
 OWN_OFFLOAD_FIELDS = ("device", "nvme_path")
+SIZES = {  # numbers of elements, and the least that there can be
+    "reduce_bucket_size": 1, "allgather_bucket_size": 1, "sub_group_size": 1, "stage3_prefetch_bucket_size": 0,
+    "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0,
+}  # fmt: skip
+LARGEST_ELEMENTS = 2**62
+ACCUMULATION_TYPES = ("fp32", "bf16", "fp16", None)
 OUTSIDE = ("gradient_clipping", "data_types", "communication_data_type")  # not in DeepSpeed's `zero_optimization`
 
 
@@ -79,7 +86,7 @@ def why_not_deepspeed(run: Run) -> str | None:
         return f"optimizer {run.optimizer!r} with DeepSpeed isn't covered yet; 'adamw' is"
     if own := OWN_FIELDS.keys() & run.zero.keys():
         return f"zero key {min(own)!r} is a field of the run; take {OWN_FIELDS[min(own)]!r}"
-    if reason := why_not_offload_keys(run):
+    if reason := why_not_offload_keys(run) or next(filter(None, starmap(why_not_value, run.zero.items())), None):
         return reason
     if not config_file(run).exists():
         return f"DeepSpeed has no offload {run.offload!r} at stage {run.zero_stage}: parameters need 3, the optimizer 1"
@@ -94,4 +101,37 @@ def why_not_offload_keys(run: Run) -> str | None:
             return f"zero key {offload!r} has no {own[0]!r} here: the run's field 'offload' says what goes to the host"
         if run.offload == "none" or (offload, run.offload) == ("offload_param", "optimizer"):
             return f"zero key {offload!r} needs a run that offloads it; offload is {run.offload!r}"
+        if type(pins := run.zero[offload].get("pin_memory", True)) is not bool:
+            return f"'pin_memory' in zero key {offload!r} must be true or false, not {str(pins)[:40]!r}"
     return None
+
+
+def why_not_value(key: str, value) -> str | None:
+    """What is wrong with the value of a `zero` key that the course knows; DeepSpeed judges the others."""
+    is_number, wanted = type(value) in (int, float), None
+    if key in SIZES and not (is_number and SIZES[key] <= value <= LARGEST_ELEMENTS and value == int(value)):
+        wanted = f"a whole number of elements, at least {SIZES[key]}"
+    if key == "gradient_clipping" and not (is_number and 0 <= value < float("inf")):
+        wanted = "a number from 0 on"
+    if key == "overlap_comm" and type(value) is not bool:
+        wanted = "true or false"
+    if key == "data_types" and not is_accumulation(value):
+        wanted = "an object with 'grad_accum_dtype', one of 'fp32', 'bf16' and 'fp16'"
+    return f"zero key {key!r} must be {wanted}, not {str(value)[:40]!r}" if wanted else None
+
+
+def is_accumulation(value) -> bool:
+    """Whether it says in which type gradients are accumulated, and nothing else."""
+    known = isinstance(value, dict) and value.keys() <= {"grad_accum_dtype"}
+    return known and value.get("grad_accum_dtype") in ACCUMULATION_TYPES
+
+
+def accumulation_type(run: Run) -> str | None:
+    """The type in which gradients are accumulated, if the run says one."""
+    return run.zero.get("data_types", {}).get("grad_accum_dtype")
+
+
+def accumulates_on_host(run: Run) -> bool:
+    """Whether an offloaded step sends each micro-step's sum to the host: stage 2 does, unless it widens 16 bits."""
+    widens = accumulation_type(run) == "fp32" and run.precision != "fp32"
+    return run.zero_stage == 2 and run.grad_accum > 1 and not widens

@@ -199,9 +199,9 @@ def test_what_no_rank_can_do_here_is_an_answer(monkeypatch):
 
 
 def test_a_rank_that_fails_is_an_answer():
-    answer = measure(zero_run(world_size=2, zero={"reduce_bucket_size": "much"}))
+    answer = measure(zero_run(world_size=2, zero={"round_robin_gradients": "much"}))
     assert (answer.outcome, answer.peak_bytes) == ("unsupported", None)
-    assert " of 2 failed: ValidationError: reduce_bucket_size: Input should be" in answer.provenance["reason"]
+    assert " of 2 failed: ValidationError: round_robin_gradients: Input should be" in answer.provenance["reason"]
 
 
 def test_a_run_for_other_ranks_is_refused_by_the_worker():
