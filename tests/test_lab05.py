@@ -13,6 +13,7 @@ from labs_utils.device import H200
 from labs_utils.estimate import estimate
 from labs_utils.exercises import lab05
 from labs_utils.exercises.contract import exercises_of
+from labs_utils.exercises.grading import grade
 from labs_utils.exercises.two_memories import TwoMemories
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
@@ -176,6 +177,25 @@ def attempted(exercise, fn, case, truth):
         return exercise.compare(case, exercise.call(fn, case), truth)
     except torch.OutOfMemoryError as error:
         return 0.0, str(error)
+
+
+def graded(exercise, fn, seed=0):
+    return grade(exercise, fn, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    "states",
+    [lambda weight: [weight.cpu().float()], lambda weight: [torch.zeros_like(weight) for _ in "mv"]],
+    ids=("copied by cpu", "like the weights"),
+)
+def test_states_on_the_device_are_said_to_fill_its_memory_and_not_the_processs(states):
+    def keeps_them(memories, weights, gradients, state, lr):
+        state["kept"] = [states(weight) for weight in weights]
+
+    result = graded(lab05.cpu_offloaded_adam, keeps_them)
+    assert result.score == 0 and "DeviceIsFull: the device's memory is full: it was asked for" in result.message
+    assert ".cpu()" in result.message and "of your code" in result.message
+    assert "your code asked for more memory" not in result.message
 
 
 def test_a_step_played_by_hand():
