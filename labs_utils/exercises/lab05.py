@@ -53,7 +53,10 @@ def gradients_of(part: dict, step: int) -> list[torch.Tensor]:
 
 
 def trained(function: Callable, part: dict) -> dict:
-    """The weights after the steps, in a row, and the bytes moved each way in a step."""
+    """The weights after the steps, in a row, and the bytes moved each way in a step.
+
+    Each step is given a list of its own, so that a weight counts where it was and not where the list points.
+    """
     weights, state = starting_weights(part), {}
     nbytes = [weight.nbytes for weight in weights]
     memories = TwoMemories(int(2 * sum(nbytes) + DEVICE_SPARE * max(nbytes)))
@@ -64,7 +67,7 @@ def trained(function: Callable, part: dict) -> dict:
             memories.moved.update(down=0, up=0)
         gradients = [memories.put_on_device(gradient) for gradient in gradients_of(part, step)]
         with memories:
-            function(memories, weights, gradients, state, part["lr"])
+            function(memories, list(weights), gradients, state, part["lr"])
         del gradients
     moved = {way: count / (part["steps"] - 1) for way, count in memories.moved.items()}
     return {"weights": plain(torch.cat([weight.flatten().float() for weight in weights])), **moved}
@@ -106,7 +109,10 @@ def compare_training(got: Any, expected: dict) -> tuple[float, str]:
 
 def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
     if not moved.abs().sum():
-        return "the weights have not moved: are they changed in place, and do steps smaller than bf16 get lost?"
+        return (
+            "the weights have not moved: are they changed in place (`weights[i] = …` changes only the list), "
+            "and do steps smaller than bf16 get lost?"
+        )
     share = moved.norm() / way.norm()
     return f"the weights go {share:.2g} times as far as they should and end {off:.2g} of the way off"
 

@@ -67,6 +67,14 @@ def cpu_offloaded_adam__forgets_to_bring_weights_up(memories, weights, gradients
     _offloaded(memories, weights, gradients, state, lr, up=lambda weight, master: None)
 
 
+def cpu_offloaded_adam__replaces_weights_in_the_list(memories, weights, gradients, state, lr):
+    def replace(weight, master):
+        (i,) = (i for i, other in enumerate(weights) if other is weight)
+        weights[i] = memories.to_device(master.bfloat16())
+
+    _offloaded(memories, weights, gradients, state, lr, up=replace)
+
+
 def cpu_offloaded_adam__has_no_weight_decay(memories, weights, gradients, state, lr):
     _offloaded(memories, weights, gradients, state, lr, decay=0.0)
 
