@@ -198,6 +198,13 @@ def test_states_on_the_device_are_said_to_fill_its_memory_and_not_the_processs(s
     assert "your code asked for more memory" not in result.message
 
 
+def test_a_rounding_of_bytes_costs_nothing_and_a_byte_does():
+    truth = {"down": 28812, "up": 14406}
+    assert lab05.compare_traffic({"down": 12 / 7 * 16807, "up": 6 / 7 * 16807}, truth) == (1.0, "as expected")
+    assert lab05.compare_traffic({"down": 28811.999999999996, "up": 14406}, truth) == (1.0, "as expected")
+    assert lab05.compare_traffic({"down": 28813.0, "up": 14406.0}, truth)[0] == 0.5
+
+
 def test_a_step_played_by_hand():
     part = {"forward": 1.0, "backward": [1.0, 1.0], "numels": [50, 50], "link": 200.0, "adam": 100.0}
     assert lab05.played(part) == 1 + 1 + 1 + 0.5 + 1 + 1

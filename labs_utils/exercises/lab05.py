@@ -21,6 +21,7 @@ DEVICE_SPARE = 2.5  # times the largest tensor: room for its new weights, and no
 TRAFFIC_TOLERANCE = 1.02
 EARLY_STEPS = 4
 NEARLY = 0.2
+BYTES_TOLERANCE = 1e-9  # as far as the order of operations changes a float
 MOST_MICRO_STEPS = 10**5
 SECONDS_TOLERANCE = 1e-6
 
@@ -170,7 +171,7 @@ def counted_traffic(part: dict) -> dict[str, int]:
 
 def compare_traffic(got: Any, truth: dict) -> tuple[float, str]:
     """Half for each way."""
-    score, sentence = close(None, got, truth)
+    score, sentence = close(None, got, truth, rel=BYTES_TOLERANCE)
     way = sentence.partition(":")[0]
     question = {
         "down": "in which type do gradients go down, and what else goes down when they are accumulated?",
