@@ -13,7 +13,7 @@ from labs_utils.device import H200
 from labs_utils.estimate import estimate
 from labs_utils.exercises import lab05
 from labs_utils.exercises.contract import exercises_of
-from labs_utils.exercises.grading import grade
+from labs_utils.exercises.grading import forbidden_uses, grade
 from labs_utils.exercises.two_memories import TwoMemories
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
@@ -203,6 +203,24 @@ def test_a_rounding_of_bytes_costs_nothing_and_a_byte_does():
     assert lab05.compare_traffic({"down": 12 / 7 * 16807, "up": 6 / 7 * 16807}, truth) == (1.0, "as expected")
     assert lab05.compare_traffic({"down": 28811.999999999996, "up": 14406}, truth) == (1.0, "as expected")
     assert lab05.compare_traffic({"down": 28813.0, "up": 14406.0}, truth)[0] == 0.5
+
+
+ASKS_THE_COURSE = """
+def offload_traffic(parameters, stage, world_size, grad_accum):
+    settings = {"engine": "deepspeed", "precision": "bf16-master", "offload": "optimizer", "zero_stage": stage}
+    run = Run(model=TINY, seq_len=64, world_size=world_size, grad_accum=grad_accum, **settings)
+    ways, of = moved_bytes(run), parameters / TINY.parameters
+    return {"down": ways["device_to_host"] * of, "up": ways["host_to_device"] * of}
+"""
+
+
+def test_bytes_that_the_course_counts_itself_are_flagged():
+    namespace = after()
+    exec(ASKS_THE_COURSE, namespace)
+    assert graded(lab05.offload_traffic, namespace["offload_traffic"]).score == 1
+    assert forbidden_uses(lab05.offload_traffic, ASKS_THE_COURSE) == ("uses deepspeed", "uses moved_bytes")
+    for name in ("offload_seconds(run, rates)", "estimate(run)", "launch(run)"):
+        assert forbidden_uses(lab05.offload_traffic, name) == (f"uses {name.partition('(')[0]}",)
 
 
 def test_a_step_played_by_hand():

@@ -192,7 +192,7 @@ offload_traffic = Exercise(
         "Stage 1 has all gradients on the GPU until the last micro-step, so accumulation changes nothing.",
         "Stage 2 sends its sum down in bf16 after each micro-step, and gets it up again in each but the first.",
     ),
-    forbidden=("labs_utils", "deepspeed"),
+    forbidden=("labs_utils", "deepspeed", "moved_bytes", "offload_seconds", "estimate", "launch"),
 )
 
 
