@@ -263,21 +263,32 @@ offloaded_seconds = Exercise(
 
 
 def draw_bounds(rng) -> dict:
-    """Bounds that are met at once, after some micro-steps, after many, and never."""
+    """Bounds that are met at once, after some micro-steps, exactly, after many, only at first, and never.
+
+    Updates are as long as micro-steps, so that what they do to the bound shows. `later`: by how many micro-steps' time
+    the offloaded update is above the bound on the other. Where it is below, one micro-step is enough, and more may not
+    be.
+    """
     situations = {}
-    for name, bound, each in (
-        ("at once", 6.0, 0.0),
-        ("after some", 1.25, 0.0),
-        ("after many", 1.02, 0.0),
-        ("more each time", 1.5, 0.3),
-        ("never", 1.2, 0.4),
+    for name, bound, each, later in (
+        ("at once", 6.0, 0.0, rng.uniform(1.0, 3.0)),
+        ("after some", 1.25, 0.0, rng.uniform(1.0, 4.0)),
+        ("after many", 1.02, 0.0, rng.uniform(2.0, 4.0)),
+        ("more each time", 1.5, 0.3, rng.uniform(1.0, 4.0)),
+        ("only at first", 1.5, 0.6, rng.uniform(-0.7, -0.3)),
+        ("never", 1.2, 0.4, rng.uniform(1.0, 4.0)),
     ):
         micro = float(rng.uniform(0.3, 2.0))
-        update = float(rng.uniform(0.01, 0.05))
-        once = float(rng.uniform(2.0, 4.0)) * micro
+        update = float(rng.uniform(1.5, 3.0)) * micro
+        once = bound * update + float(later) * micro
         situations[name] = {
             "micro": micro, "update": update, "each": each * micro, "once": once, "bound": bound
         }  # fmt: skip
+    for name, each in {"exactly": 0.0, "exactly, more each time": 0.5}.items():  # no rounding: all in powers of two
+        micro = 2.0 ** int(rng.integers(-2, 2))
+        update = micro * int(rng.integers(3, 7)) / 2
+        once = 2 * update + int(rng.integers(2, 9)) * (1 - each) * micro
+        situations[name] = {"micro": micro, "update": update, "each": each * micro, "once": once, "bound": 2.0}
     return situations
 
 
@@ -298,6 +309,8 @@ def compare_count(got: Any, truth: int) -> tuple[float, str]:
         return 1.0, "as expected"
     if expected is None:
         return 0.0, f"no number of micro-steps is enough here, got {got!r}: what is added in each of them?"[:200]
+    if got is None:
+        return 0.0, f"{expected:,} micro-steps are enough here, got None: can one be enough where more are not?"
     if type(got) is not int:
         return 0.0, f"expected a whole number of micro-steps, got {got!r}"[:200]
     if got > expected:

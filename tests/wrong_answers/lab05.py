@@ -208,6 +208,22 @@ def fewest_micro_steps__bounds_what_is_added(micro, update, each, once, bound):
     return _count(once - update, gained)
 
 
+def fewest_micro_steps__bounds_without_the_update(micro, update, each, once, bound):
+    return _count(once - update, (bound - 1) * micro - each)
+
+
+def fewest_micro_steps__goes_one_beyond(micro, update, each, once, bound):
+    gained, missing = (bound - 1) * micro - each, once - bound * update
+    if missing <= gained:
+        return 1
+    return math.floor(missing / gained) + 1 if gained > 0 else None
+
+
+def fewest_micro_steps__gives_up_if_each_is_too_much(micro, update, each, once, bound):
+    gained = (bound - 1) * micro - each
+    return max(1, math.ceil((once - bound * update) / gained)) if gained > 0 else None
+
+
 def fewest_micro_steps__may_be_zero(micro, update, each, once, bound):
     gained = (bound - 1) * micro - each
     return math.ceil((once - bound * update) / gained) - 1 if gained > 0 else None
