@@ -223,6 +223,20 @@ def test_bytes_that_the_course_counts_itself_are_flagged():
         assert forbidden_uses(lab05.offload_traffic, name) == (f"uses {name.partition('(')[0]}",)
 
 
+@pytest.mark.parametrize("number", [np.float64, lambda value: torch.tensor(value, dtype=torch.float64)])
+@pytest.mark.parametrize("exercise", [lab05.offload_traffic, lab05.offloaded_seconds, lab05.fewest_micro_steps])
+def test_numbers_of_numpy_and_torch_are_numbers(exercise, number):
+    solution = function(exercise.id, SOLUTIONS[exercise.id])
+
+    def answers(*given):
+        answer = solution(*given)
+        if isinstance(answer, dict):
+            return {way: number(count) for way, count in answer.items()}
+        return number(answer) if isinstance(answer, float) else np.int64(answer) if answer else answer
+
+    assert graded(exercise, answers).score == 1
+
+
 def test_a_step_played_by_hand():
     part = {"forward": 1.0, "backward": [1.0, 1.0], "numels": [50, 50], "link": 200.0, "adam": 100.0}
     assert lab05.played(part) == 1 + 1 + 1 + 0.5 + 1 + 1
