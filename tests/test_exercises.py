@@ -238,6 +238,31 @@ def test_close_wants_the_same_shape_and_dtype_before_the_same_values():
     assert close(None, truth * np.nan, truth * np.nan)[0] == 0
 
 
+@pytest.mark.parametrize("as_number", ["np.float64", "np.array", "torch.tensor", "np.int64", "float"])
+def test_a_number_is_a_number_whoever_made_it(as_number):
+    pytest.importorskip("torch")
+    module, _, name = as_number.rpartition(".")
+    number = getattr(sys.modules[{"np": "numpy", "": "builtins"}.get(module, module)], name)
+    whole = Exercise(
+        id="lab90.whole",
+        points=1,
+        draw=lambda rng: {"n": int(rng.integers(9))},
+        call=lambda fn, case: {"alone": fn(case["n"]), "in a list": [fn(case["n"])], "array": np.ones(1)},
+        truth=lambda case: {"alone": case["n"] + 1, "in a list": [case["n"] + 1], "array": np.ones(1)},
+        compare=close,
+    )
+    assert graded(lambda n: number(n + 1), whole).score == 1
+    result = graded(lambda n: number(n + 3), whole)
+    assert result.score == pytest.approx(1 / 3) and "alone: expected 8, got 10" in result.message
+
+
+def test_an_array_with_dimensions_is_no_number_and_a_number_no_array():
+    assert "expected a float, got a numpy.ndarray" in graded(lambda values: np.array([right(values)])).message
+    wanted = replace(lab90.extremes, truth=lambda case: np.array(1.0))
+    assert "expected a numpy.ndarray, got a float" in graded(lambda values: 1.0, wanted).message
+    assert graded(lambda values: np.array(1.0), wanted).score == 1
+
+
 def test_close_reads_nested_answers():
     truth = {"a": [1, {"b": 2.0}], "c": "full"}
     assert close(None, {"a": [1, {"b": 2.0}], "c": "full"}, truth)[0] == 1

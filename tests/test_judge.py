@@ -31,6 +31,14 @@ def test_the_right_source_passes():
     assert judged(RIGHT).outcome == "passed"
 
 
+@pytest.mark.parametrize(
+    "made", ["numpy.float64(mean)", "numpy.array(mean)", "torch.tensor(mean, dtype=torch.float64)"]
+)
+def test_numbers_of_libraries_count_as_numbers(made):
+    source = f"{RIGHT.replace('return', 'mean =')}    import numpy, torch\n    return {made}\n"
+    assert judged(source, memory_bytes=512 * MIB).outcome == "passed"
+
+
 def test_fresh_seeds_make_hard_coded_answers_wrong():
     seen = judged("def mean_square(values):\n    return 1 / 0", cases=1)
     answer = sum(value**2 for value in seen.case["values"]) / 5

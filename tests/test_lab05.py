@@ -13,6 +13,7 @@ from labs_utils.device import H200
 from labs_utils.estimate import estimate
 from labs_utils.exercises import lab05
 from labs_utils.exercises.contract import exercises_of
+from labs_utils.exercises.grading import forbidden_uses, grade
 from labs_utils.exercises.two_memories import TwoMemories
 from labs_utils.notebooks import setup_imports, solutions, wrong_answers
 from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
@@ -174,6 +175,64 @@ def attempted(exercise, fn, case, truth):
         return exercise.compare(case, exercise.call(fn, case), truth)
     except torch.OutOfMemoryError as error:
         return 0.0, str(error)
+
+
+def graded(exercise, fn, seed=0):
+    return grade(exercise, fn, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    "states",
+    [lambda weight: [weight.cpu().float()], lambda weight: [torch.zeros_like(weight) for _ in "mv"]],
+    ids=("copied by cpu", "like the weights"),
+)
+def test_states_on_the_device_are_said_to_fill_its_memory_and_not_the_processs(states):
+    def keeps_them(memories, weights, gradients, state, lr):
+        state["kept"] = [states(weight) for weight in weights]
+
+    result = graded(lab05.cpu_offloaded_adam, keeps_them)
+    assert result.score == 0 and "DeviceIsFull: the device's memory is full: it was asked for" in result.message
+    assert ".cpu()" in result.message and "of your code" in result.message
+    assert "your code asked for more memory" not in result.message
+
+
+def test_a_rounding_of_bytes_costs_nothing_and_a_byte_does():
+    truth = {"down": 28812, "up": 14406}
+    assert lab05.compare_traffic({"down": 12 / 7 * 16807, "up": 6 / 7 * 16807}, truth) == (1.0, "as expected")
+    assert lab05.compare_traffic({"down": 28811.999999999996, "up": 14406}, truth) == (1.0, "as expected")
+    assert lab05.compare_traffic({"down": 28813.0, "up": 14406.0}, truth)[0] == 0.5
+
+
+ASKS_THE_COURSE = """
+def offload_traffic(parameters, stage, world_size, grad_accum):
+    settings = {"engine": "deepspeed", "precision": "bf16-master", "offload": "optimizer", "zero_stage": stage}
+    run = Run(model=TINY, seq_len=64, world_size=world_size, grad_accum=grad_accum, **settings)
+    ways, of = moved_bytes(run), parameters / TINY.parameters
+    return {"down": ways["device_to_host"] * of, "up": ways["host_to_device"] * of}
+"""
+
+
+def test_bytes_that_the_course_counts_itself_are_flagged():
+    namespace = after()
+    exec(ASKS_THE_COURSE, namespace)
+    assert graded(lab05.offload_traffic, namespace["offload_traffic"]).score == 1
+    assert forbidden_uses(lab05.offload_traffic, ASKS_THE_COURSE) == ("uses deepspeed", "uses moved_bytes")
+    for name in ("offload_seconds(run, rates)", "estimate(run)", "launch(run)"):
+        assert forbidden_uses(lab05.offload_traffic, name) == (f"uses {name.partition('(')[0]}",)
+
+
+@pytest.mark.parametrize("number", [np.float64, lambda value: torch.tensor(value, dtype=torch.float64)])
+@pytest.mark.parametrize("exercise", [lab05.offload_traffic, lab05.offloaded_seconds, lab05.fewest_micro_steps])
+def test_numbers_of_numpy_and_torch_are_numbers(exercise, number):
+    solution = function(exercise.id, SOLUTIONS[exercise.id])
+
+    def answers(*given):
+        answer = solution(*given)
+        if isinstance(answer, dict):
+            return {way: number(count) for way, count in answer.items()}
+        return number(answer) if isinstance(answer, float) else np.int64(answer) if answer else answer
+
+    assert graded(exercise, answers).score == 1
 
 
 def test_a_step_played_by_hand():

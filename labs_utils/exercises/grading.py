@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from labs_utils.exercises.contract import PACKAGE, Exercise, Result, find
-from labs_utils.exercises.plain import NotPlain, plain
+from labs_utils.exercises.plain import NotPlain, as_numbers, plain
 
 CASES = 4
 PUBLIC_SEED = 2026
@@ -143,7 +143,7 @@ def _mark(exercise: Exercise, case: Any, tried: Attempt) -> Result:
         return Result(0.0, tried.outcome, tried.message)
     truth = plain(exercise.truth(case))
     try:
-        score, sentence = exercise.compare(case, tried.answer, truth)
+        score, sentence = exercise.compare(case, as_numbers(tried.answer, truth), truth)
         score = float(score) if 0 <= score <= 1 else 0.0
     except Exception as error:
         score, sentence = 0.0, f"the answer can't be compared ({type(error).__name__}: {error})"

@@ -18,6 +18,7 @@ import numpy as np
 FILE_BYTES = 64 * 2**20
 JSON_BYTES = 4 * 2**20  # parsed JSON takes about 30 times its size
 LIBRARIES = ("numpy", "torch")
+NUMBERS = {np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + "efd"}  # exact types, no subclass
 
 
 class NotPlain(TypeError):
@@ -25,7 +26,8 @@ class NotPlain(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """A deep copy of `value` made of exact plain types; a tuple becomes a list, a tensor moves to the CPU.
+    """A deep copy of `value` made of exact plain types; a tuple becomes a list, a tensor moves to the CPU, and a
+    number of numpy's becomes Python's.
 
     Plain are None, bool, str, float, int of 64 bits, list, dict with str keys, and `numpy.ndarray` and
     `torch.Tensor` of numbers.
@@ -36,6 +38,8 @@ def plain(value: Any) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and -(2**63) <= value < 2**63):
         return value
+    if kind in NUMBERS:
+        return plain(value.item())
     if kind in (list, tuple):
         return [plain(item) for item in value]
     if kind is dict and all(type(key) is str for key in value):
@@ -47,6 +51,17 @@ def plain(value: Any) -> Any:
     raise NotPlain(_what_it_is(value))
 
 
+def as_numbers(value: Any, model: Any) -> Any:
+    """Plain data with arrays and tensors of no dimension as numbers, where `model` has numbers in the same place."""
+    if type(model) in (bool, int, float) and _library_of(value) and not value.shape:
+        return value.item()
+    if type(value) is type(model) is dict:
+        return {key: as_numbers(item, model.get(key)) for key, item in value.items()}
+    if type(value) is type(model) is list and len(value) == len(model):
+        return [as_numbers(item, other) for item, other in zip(value, model, strict=True)]
+    return value
+
+
 def _library_of(value: Any) -> str | None:
     """ "numpy" or "torch" for their own arrays; asks torch only where something else has imported it."""
     torch = sys.modules.get("torch")
@@ -54,8 +69,6 @@ def _library_of(value: Any) -> str | None:
 
 
 def _what_it_is(value: Any) -> str:
-    if isinstance(value, np.generic):
-        return f"a {type(value).__name__} is numpy's own number; return int(…) or float(…) of it"
     if type(value) in (int, dict, np.ndarray):
         return f"this {type(value).__name__} holds what is no plain data: an int over 64 bits, a key that is no str, …"
     return f"{type(value).__name__} is not a plain number, str, list, dict, numpy array or torch tensor"

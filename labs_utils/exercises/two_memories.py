@@ -13,6 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 COPY = torch.ops.aten.copy_.default
+WAYS = "What is computed from its tensors stays there, also with .cpu(); only to_host, to_device and copy_ cross"
+
+
+class DeviceIsFull(torch.OutOfMemoryError):
+    """The device has no room for a tensor. Doesn't say "out of memory", which is how the process's own end is told."""
 
 
 class TwoMemories(TorchDispatchMode):
@@ -57,7 +62,7 @@ class TwoMemories(TorchDispatchMode):
         nbytes = storage.nbytes()
         if self.limit_bytes is not None and self.used_bytes + nbytes > self.limit_bytes:
             room = f"{self.limit_bytes - self.used_bytes:,} of its {self.limit_bytes:,} bytes are free"
-            raise torch.OutOfMemoryError(f"the device is out of memory: it was asked for {nbytes:,} bytes, and {room}")
+            raise DeviceIsFull(f"the device's memory is full: it was asked for {nbytes:,} bytes, and {room}. {WAYS}")
         self._on_device.add(storage._cdata)
         self.used_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
@@ -72,7 +77,8 @@ class TwoMemories(TorchDispatchMode):
         where = {self.is_on_device(value) for value in given if value.dim()}
         if len(where) == 2:
             if func is not COPY:
-                raise RuntimeError(f"{func} was given tensors of the device and of the host: bring them together first")
+                both = f"{func} was given tensors of the device and of the host: bring them together first"
+                raise RuntimeError(f"{both}. {WAYS}")
             self._count_copy(*args[:2])
         result = func(*args, **(kwargs or {}))
         if where == {True} or (not where and any(map(self.is_on_device, given))):

@@ -5,23 +5,25 @@ import math
 import torch
 
 
-def _adam(master, gradient, mean, square, step, lr, decay=0.01):
-    mean.mul_(0.9).add_(gradient, alpha=0.1)
-    square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-    one, two = 1 - 0.9**step, 1 - 0.999**step
+def _adam(master, gradient, mean, square, step, lr, decay=0.01, beta=0.999):
+    mean.copy_(0.9 * mean + 0.1 * gradient)
+    square.copy_(beta * square + (1 - beta) * gradient * gradient)
+    one, two = 1 - 0.9**step, 1 - beta**step
     master -= lr * (decay * master + mean / one / ((square / two).sqrt() + 1e-8))
 
 
-def _offloaded(memories, weights, gradients, state, lr, down=None, up=None, keep=True, decay=0.01, corrected=True):
+def _offloaded(
+    memories, weights, gradients, state, lr, down=None, up=None, keep=True, corrected=True, moments=torch.float32, **how
+):
     down = down or (lambda gradient: memories.to_host(gradient).float())
     up = up or (lambda weight, master: weight.copy_(master.bfloat16()))
     if not state:
         state.update(step=0, masters=[memories.to_host(weight).float() for weight in weights])
-        state["moments"] = [(torch.zeros_like(m), torch.zeros_like(m)) for m in state["masters"]]
+        state["moments"] = [[torch.zeros_like(m, dtype=moments) for _ in range(2)] for m in state["masters"]]
     state["step"] += 1
     for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
         master = state["masters"][i] if keep else memories.to_host(weight).float()
-        _adam(master, down(gradient), *state["moments"][i], state["step"] if corrected else 10**6, lr, decay)
+        _adam(master, down(gradient), *state["moments"][i], state["step"] if corrected else 10**6, lr, **how)
         up(weight, master)
 
 
@@ -67,8 +69,38 @@ def cpu_offloaded_adam__forgets_to_bring_weights_up(memories, weights, gradients
     _offloaded(memories, weights, gradients, state, lr, up=lambda weight, master: None)
 
 
+def cpu_offloaded_adam__replaces_weights_in_the_list(memories, weights, gradients, state, lr):
+    def replace(weight, master):
+        (i,) = (i for i, other in enumerate(weights) if other is weight)
+        weights[i] = memories.to_device(master.bfloat16())
+
+    _offloaded(memories, weights, gradients, state, lr, up=replace)
+
+
 def cpu_offloaded_adam__has_no_weight_decay(memories, weights, gradients, state, lr):
     _offloaded(memories, weights, gradients, state, lr, decay=0.0)
+
+
+def cpu_offloaded_adam__has_another_beta(memories, weights, gradients, state, lr):
+    _offloaded(memories, weights, gradients, state, lr, beta=0.99)
+
+
+def cpu_offloaded_adam__keeps_moments_in_bf16(memories, weights, gradients, state, lr):
+    _offloaded(memories, weights, gradients, state, lr, moments=torch.bfloat16)
+
+
+def cpu_offloaded_adam__computes_moments_in_bf16(memories, weights, gradients, state, lr):
+    if not state:
+        state.update(step=0, masters=[memories.to_host(weight).float() for weight in weights])
+        state["moments"] = [[torch.zeros_like(m, dtype=torch.bfloat16) for _ in range(2)] for m in state["masters"]]
+    state["step"] += 1
+    one, two = 1 - 0.9 ** state["step"], 1 - 0.999 ** state["step"]
+    for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+        narrow, master, (mean, square) = memories.to_host(gradient), state["masters"][i], state["moments"][i]
+        mean.mul_(0.9).add_(narrow, alpha=0.1)
+        square.mul_(0.999).addcmul_(narrow, narrow, value=0.001)
+        master -= lr * (0.01 * master + mean.float() / one / ((square.float() / two).sqrt() + 1e-8))
+        weight.copy_(master.bfloat16())
 
 
 def cpu_offloaded_adam__forgets_the_first_steps(memories, weights, gradients, state, lr):
@@ -174,6 +206,22 @@ def fewest_micro_steps__always_has_an_answer(micro, update, each, once, bound):
 def fewest_micro_steps__bounds_what_is_added(micro, update, each, once, bound):
     gained = bound * micro - each
     return _count(once - update, gained)
+
+
+def fewest_micro_steps__bounds_without_the_update(micro, update, each, once, bound):
+    return _count(once - update, (bound - 1) * micro - each)
+
+
+def fewest_micro_steps__goes_one_beyond(micro, update, each, once, bound):
+    gained, missing = (bound - 1) * micro - each, once - bound * update
+    if missing <= gained:
+        return 1
+    return math.floor(missing / gained) + 1 if gained > 0 else None
+
+
+def fewest_micro_steps__gives_up_if_each_is_too_much(micro, update, each, once, bound):
+    gained = (bound - 1) * micro - each
+    return max(1, math.ceil((once - bound * update) / gained)) if gained > 0 else None
 
 
 def fewest_micro_steps__may_be_zero(micro, update, each, once, bound):
