@@ -128,7 +128,7 @@ def worded_errors(name: str, errors) -> str:
         return ""
     if name == STEP_TIME:
         return f"{errors.median_percent:.0f} / {errors.largest_percent:.0f}"
-    return f"{errors.median_percent:.4f} / {errors.largest_percent:.3f}"
+    return f"{errors.median_percent:.2g} / {errors.largest_percent:.2g}"
 
 
 @app.command()
@@ -223,18 +223,22 @@ def row(answer: Answer) -> Iterator[str]:
     if answer.peak_bytes is None:
         yield f"{answer.outcome}: {answer.provenance.get('reason', '')}"
         return
-    yield f"{answer.outcome}, {answer.phase}"
+    reason = answer.provenance.get("reason", "")
+    yield f"{answer.outcome}: {reason}" if reason else f"{answer.outcome}, {answer.phase}"
     yield gib(answer.peak_bytes)
     yield "" if answer.step_seconds is None else f"{answer.step_seconds:.3g}"
     shown = {part: size for part, size in (answer.parts or {}).items() if size >= SHOWN_SHARE * answer.peak_bytes}
-    yield ", ".join(f"{part.replace('_', ' ')} {gib(size)}" for part, size in shown.items())
+    made_of = [f"{part.replace('_', ' ')} {gib(size)}" for part, size in shown.items()]
+    on_host = answer.provenance.get("host_bytes")
+    yield ", ".join(made_of + ([f"on the host {gib(on_host)} for each rank"] if on_host else []))
 
 
 def describe(run: Run) -> str:
     """What sets a run apart: its parameters, its tokens, and every field that isn't the default."""
     changed = {field: value for field, value in run if value != Run.model_fields[field].default}
-    named = [field for field in changed if field not in ("model", "micro_batch", "seq_len")]
+    named = [field for field in changed if field not in ("model", "micro_batch", "seq_len", "zero")]
     fields = [SAID.get(field, "{}").format(changed[field]) for field in named]
+    fields += [f"{key}={value:g}" if type(value) is float else f"{key}={value}" for key, value in run.zero.items()]
     return " ".join([f"{run.model.parameters / 1e6:,.0f}M", f"{run.micro_batch}×{run.seq_len}", *fields])
 
 

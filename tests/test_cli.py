@@ -80,8 +80,9 @@ def test_without_json_the_answers_are_a_table(tmp_path):
 
 
 def test_a_run_is_described_by_what_sets_it_apart():
-    run = Run(grad_accum=4, padded=True, zero_stage=2, world_size=8, offload="optimizer", loss_kernel="liger")
-    assert describe(run) == "5M 1×4096 deepspeed 4 micro-steps padded liger loss stage 2 8 ranks offload optimizer"
+    run = Run(grad_accum=4, zero_stage=2, world_size=8, offload="optimizer", zero={"reduce_bucket_size": 5e7})
+    words = "5M 1×4096 deepspeed 4 micro-steps stage 2 8 ranks offload optimizer reduce_bucket_size=5e+07"
+    assert describe(run) == words and describe(Run(padded=True, loss_kernel="liger")) == "5M 1×4096 padded liger loss"
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,14 @@ def test_a_host_that_is_too_small_is_said_before_anything_is_allocated(monkeypat
     assert measure_ranks.host_bytes_of_ranks(fitting) < 100 * 2**30 <= measure_ranks.host_bytes_of_ranks(not_fitting)
 
 
+def test_a_gpu_too_small_to_build_the_model_on_is_named_as_that():
+    """A step would fit: with everything offloaded the weights aren't there, but they are built there."""
+    run = offloaded_run(model="llama-3.1-8b", seq_len=512, zero_stage=3, world_size=1, offload="all")
+    answer = estimate(run.replace(precision="fp16-master", checkpointing="full"), "T4")
+    assert answer.outcome == "out of memory" and answer.peak_bytes < 12 * 2**30
+    assert "but before the first, building the model on T4 takes 15.0 GiB" in answer.provenance["reason"]
+
+
 def of_layers(count):
     return {**LLAMA_8B.model_dump(), "num_hidden_layers": count}
 

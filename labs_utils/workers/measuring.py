@@ -152,10 +152,10 @@ def on_cpu(
 
 
 def versions() -> dict:
-    """Packages, driver, date and the command that makes a recorded line again."""
+    """Packages, driver, date and the command that makes such a line."""
     found = package_versions(PACKAGES)
     found["date"] = datetime.date.today().isoformat()
-    found["command"] = "labs measure --runs data/measurements/runs.jsonl"
+    found["command"] = "labs measure"
     if torch.cuda.is_available():
         found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver_version()}
     return found
