@@ -190,7 +190,7 @@ offload_traffic = Exercise(
     hints=(
         "Each rank moves only its part. In a step with one micro-step: gradients in fp32 down, weights in bf16 up.",
         "Stage 1 has all gradients on the GPU until the last micro-step, so accumulation changes nothing.",
-        "Stage 2 sends its sum down in bf16 after each micro-step, and gets it up again in each but the first.",
+        "Stage 2 with several micro-steps sends its sum down in bf16 after each, and gets it up in each but the first.",
     ),
     forbidden=("labs_utils", "deepspeed", "moved_bytes", "offload_seconds", "estimate", "launch"),
 )
