@@ -143,6 +143,7 @@ class Agent:
                 self._hear(line.decode(errors="replace").strip(), show)
                 yield from self._new_parts()
             self._process.wait()
+            yield from self._new_parts()
             return self._timed_out
         finally:
             limit.cancel()

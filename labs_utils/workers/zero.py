@@ -52,6 +52,7 @@ def work(argument: dict, progress: Progress) -> list[dict]:
         steps = max(argument.get("steps", 0), first_steps(run))
         found.append(train(run, steps, number < measured, progress))
         keep(found[-1], progress)
+        of_slowest(0.0)  # so that none fails in the next run before all have kept this one
     return found
 
 
@@ -104,18 +105,23 @@ def measured(step, found: dict, progress: Progress) -> dict:
     progress("measuring memory and time")
     if step.device.type == "cuda":
         last_seconds = sum(found["split_seconds"][phase] for phase in PHASES)
-        answer = on_gpu(step.run, step, 0, timed_steps(last_seconds, step.device))
+        answer = on_gpu(step.run, step, 0, timed_steps(last_seconds))
     else:
         answer = on_cpu(step.run, step, 0, partial(watch_held, step=step))
     found["split_seconds"] |= answer.provenance.pop("phase_seconds", {})
     return answer.to_dict()
 
 
-def timed_steps(step_seconds: float, device: torch.device) -> int:
+def timed_steps(step_seconds: float) -> int:
     """As many as all ranks have time for, by the slowest one's last step."""
-    slowest = torch.tensor(step_seconds, device=device)
+    return max(FEWEST_TIMED, min(TIMED_STEPS, int(TIMED_SECONDS / of_slowest(step_seconds))))
+
+
+def of_slowest(seconds: float) -> float:
+    """The largest of all ranks' numbers; none goes on before all are here."""
+    slowest = torch.tensor(seconds, device=rank_device())
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return max(FEWEST_TIMED, min(TIMED_STEPS, int(TIMED_SECONDS / slowest.item())))
+    return slowest.item()
 
 
 def cpu_adam(run: Run, device: torch.device, progress: Progress) -> tuple[bool, str]:
