@@ -79,19 +79,20 @@ def test_threads_are_worth_what_the_lab_says():
 
 
 def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
-    """What crosses within a seventh; Adam over the same parameters took 1.2 to 1.5 s in these rows."""
+    """What crosses within a tenth: copies of a step are up to 8 % slower than those of the benchmark.
+
+    Adam over the same four billion parameters took 1.17 to 1.51 s in these rows, so its rate is held to their median.
+    """
     rows = [row for row in recorded() if row.run.offload == "optimizer" and row.outcome == "ok"]
     rows = [row for row in rows if row.run.zero_stage < 3 and row.provenance["threads_per_rank"] == 16]
     assert len(rows) >= 12
     adam = []
     for row in rows:
         pinned = row.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-        estimated, split = (
-            offload_seconds(row.run, recorded_host_rates(H200, 16, pinned)),
-            row.provenance["split_seconds"],
-        )
+        estimated = offload_seconds(row.run, recorded_host_rates(H200, 16, pinned))
+        split = row.provenance["split_seconds"]
         crossing = [sum(told[f"{what}_transfer"] for what in ("gradient", "parameter")) for told in (estimated, split)]
-        assert crossing[0] == pytest.approx(crossing[1], rel=1 / 7)
+        assert crossing[0] == pytest.approx(crossing[1], rel=0.1)
         adam.append(estimated["cpu_adam"] / split["cpu_adam"])
     assert statistics.median(adam) == pytest.approx(1, abs=0.15) and min(adam) > 0.8 and max(adam) < 1.3
 
@@ -123,16 +124,16 @@ def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
     assert times["gradients clipped"] > times["sixteen threads, pinned"] > times["8 micro-steps"]
     assert times["8 micro-steps"] > times["8 micro-steps in fp32"] > times["16 micro-steps in fp32"] > 1.25
     for zero in ({}, lab["FP32"]):  # "Recorded points lie above their curves"
-        assert all(times > lab["ratio"](n, zero) for n, times in lab["recorded_ratios"](zero).items())
+        points = lab["recorded_ratios"](zero)
+        assert len(points) >= 2 and all(times > lab["ratio"](n, zero) for n, times in points.items())
 
 
 def test_recorded_steps_of_8b_come_close_to_the_roofline():
     run = after("link-rates", "link-seconds")["big"]()
-    rows = [row for row in recall(run, H200) if row.provenance["threads_per_rank"] == 16]
+    (row,) = (row for row in recall(run, H200) if row.provenance["threads_per_rank"] == 16)
     guess = estimate(run, H200)
-    for row in rows:
-        assert guess.step_seconds == pytest.approx(row.step_seconds, rel=0.1)
-        assert guess.provenance["host_bytes"] == row.provenance["host_bytes"]
+    assert 0.9 < guess.step_seconds / row.step_seconds < 1  # a roofline is not beaten here
+    assert guess.provenance["host_bytes"] == row.provenance["host_bytes"]
 
 
 def test_one_gpu_holds_8b_in_less_than_half_of_15_gb_when_everything_is_offloaded():
