@@ -220,11 +220,10 @@ def print_table(answers: list[Answer]) -> None:
 def row(answer: Answer) -> Iterator[str]:
     yield describe(answer.run)
     yield answer.device or ""
-    if answer.peak_bytes is None:
-        yield f"{answer.outcome}: {answer.provenance.get('reason', '')}"
-        return
-    reason = answer.provenance.get("reason", "")
+    reason = answer.provenance.get("reason")
     yield f"{answer.outcome}: {reason}" if reason else f"{answer.outcome}, {answer.phase}"
+    if answer.peak_bytes is None:
+        return
     yield gib(answer.peak_bytes)
     yield "" if answer.step_seconds is None else f"{answer.step_seconds:.3g}"
     shown = {part: size for part, size in (answer.parts or {}).items() if size >= SHOWN_SHARE * answer.peak_bytes}

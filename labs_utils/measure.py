@@ -183,12 +183,16 @@ def what_would_fit(run: Run, free_bytes: int) -> str:
     """For a run that offloads, how many layers of its model would."""
     if run.offload == "none":
         return ""
-    layers = run.model.num_hidden_layers
-    fewer = [run.replace(model={**run.model.model_dump(), "num_hidden_layers": count}) for count in range(1, layers)]
-    fitting = bisect_left(fewer, free_bytes, key=host_bytes_of_ranks)
+    layers, shape = run.model.num_hidden_layers, run.model.model_dump()
+
+    def with_layers(count: int) -> Run:
+        return run.replace(model={**shape, "num_hidden_layers": count})
+
+    counts = range(1, layers)
+    fitting = bisect_left(counts, free_bytes, key=lambda count: host_bytes_of_ranks(with_layers(count)))
     if not fitting:
         return "; not even one of its layers would fit: take a narrower model, fewer tokens or fewer ranks"
-    billions = fewer[fitting - 1].model.parameters / 1e9
+    billions = with_layers(fitting).model.parameters / 1e9
     return f"; with {fitting} of its {layers} layers, {billions:.2g} billion parameters, it would fit"
 
 
