@@ -128,7 +128,8 @@ def worded_errors(name: str, errors) -> str:
         return ""
     if name == STEP_TIME:
         return f"{errors.median_percent:.0f} / {errors.largest_percent:.0f}"
-    return f"{errors.median_percent:.2g} / {errors.largest_percent:.2g}"
+    both = errors.median_percent, errors.largest_percent
+    return " / ".join(f"{percent:.2g}" if percent < 10 else f"{percent:,.0f}" for percent in both)
 
 
 @app.command()
