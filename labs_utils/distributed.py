@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -97,9 +98,10 @@ class DeepSpeedStep(TrainingStep):
         import deepspeed
 
         self.run, self.device, self.compiled = run, device, compiled
-        model = build_model(run, device)
-        optimizer = self._build_optimizer(model.parameters())
         config = deepspeed_config(run, pin_memory=device.type == "cuda")
+        with partitioned_when_made(config) if run.zero_stage == 3 else contextlib.nullcontext():
+            model = build_model(run, device)
+        optimizer = self._build_optimizer(model.parameters())
         self.model, self.zero_optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         self.optimizer = self.model.basic_optimizer
         torch.manual_seed(batch_seed(dist.get_rank()))
@@ -121,3 +123,26 @@ class DeepSpeedStep(TrainingStep):
 
     def backward(self, loss: torch.Tensor) -> None:
         self.model.backward(loss, scale_wrt_gas=False)  # the loss is divided by `grad_accum` already
+
+
+@contextlib.contextmanager
+def partitioned_when_made(config: dict) -> Iterator[None]:
+    """Partition each weight of a model that is built inside as soon as it is made, so that it is never whole.
+
+    transformers draws the weights of one module after another, each time when they are gathered once more: they are
+    those of a model that is built whole. Nothing is overridden, else rotary frequencies would lose their fp32.
+    """
+    import deepspeed
+    from transformers import LlamaPreTrainedModel
+
+    draw = LlamaPreTrainedModel._init_weights
+
+    def draw_gathered(model, module) -> None:
+        with deepspeed.zero.GatheredParameters(module.parameters(recurse=False), modifier_rank=0):
+            draw(model, module)
+
+    with (
+        deepspeed.zero.Init(config_dict_or_path=config, tensor_overrides=[]),
+        patch.object(LlamaPreTrainedModel, "_init_weights", draw_gathered),
+    ):
+        yield

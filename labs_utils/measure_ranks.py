@@ -72,7 +72,9 @@ def resident_bytes(guess: Answer) -> int:
 
 
 def bytes_of_states(run: Run, offloaded: int) -> int:
-    """On a CPU each rank builds the model; gradients, master weights and moments are 14 bytes more, shared or not."""
+    """On a CPU: 2 bytes a weight, once a rank but at stage 3; 14 of gradients, masters and moments, shared or not."""
     parameters = run.model.parameters
+    models = 1 if run.zero_stage == 3 else run.world_size
     replicas = 1 if run.zero_stage else run.world_size
-    return run.world_size * (2 * parameters + PROCESS_BYTES) + max(replicas * 14 * parameters, offloaded)
+    states = 2 * models * parameters + max(replicas * 14 * parameters, offloaded)
+    return run.world_size * PROCESS_BYTES + states

@@ -5,6 +5,7 @@ master weight and 8 for Adam's moments. Beside them Adam keeps a step counter of
 """
 
 from functools import cache
+from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -19,6 +20,7 @@ from labs_utils.estimate import estimate, read_off
 from labs_utils.launch import LaunchError, launch
 from labs_utils.measure import measure
 from labs_utils.run import ModelShape, Run
+from labs_utils.symbolic_llama import WEIGHT_BYTES
 from labs_utils.symbolic_ranks import distributed_step
 from labs_utils.training import TrainingStep, build_batch
 
@@ -27,6 +29,7 @@ pytest.importorskip("deepspeed")
 
 PARAMETERS = ModelShape(**SHAPE).parameters
 LARGEST_PARAMETER = SHAPE["vocab_size"] * SHAPE["hidden_size"]
+BUILDING = str(Path(__file__).parent / "toy/workers/building.py")
 STEPS = 4
 STEP_COUNTER_BYTES = 4
 BUCKET = 4000
@@ -174,6 +177,27 @@ def test_the_bytes_communicated_are_counted_by_collective(world_size, stage):
     gradients = total.get("reduce_scatter", 0) if stage == 3 else total["all_reduce"]
     assert 0 <= gradients - whole <= 8  # and whether anything overflowed, and the gradient's norm
     assert total.get("all_gather", 0) == {0: 0, 1: whole, 2: whole, 3: 2 * whole}[stage]
+
+
+@cache
+def built(stage: int, world_size: int = 1, **changes) -> list[dict]:
+    """What every rank says about building a model of several layers."""
+    run = zero_run(model={**SHAPE, "num_hidden_layers": 8}, zero_stage=stage, world_size=world_size, **changes)
+    weight_bytes = run.model.parameters * WEIGHT_BYTES[run.precision]
+    return [
+        {**rank, "share": rank["most_bytes"] / weight_bytes} for rank in launch(BUILDING, run.to_dict(), world_size)
+    ]
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
+@pytest.mark.parametrize("precision", ["bf16-master", "fp32"])
+def test_stage_3_never_has_a_whole_model_and_yet_its_weights(offload, precision):
+    """A rank has its half of the weights, and of one at a time a copy or two for collectives."""
+    (whole,) = built(0, precision=precision)
+    assert whole["share"] > 1
+    for rank in built(3, 2, offload=offload, precision=precision):
+        assert 0.5 < rank["share"] < 0.75
+        assert rank["weights"] == whole["weights"] and rank["buffers"] == whole["buffers"] == ["torch.float32"]
 
 
 def test_measuring_a_run_gives_the_rank_with_the_largest_peak_and_tells_of_all():
