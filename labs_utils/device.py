@@ -14,6 +14,7 @@ from labs_utils.run import Run
 
 MIB = 2**20
 WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES = 8519680, 32 * MIB  # getChosenWorkspaceSize: 8 MiB and 128 KiB; 32 MiB on 9.x
+CONTEXT_BYTES = 750 * MIB  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -45,6 +46,11 @@ class Device(BaseModel, frozen=True):
     @property
     def is_gpu(self) -> bool:
         return self.workspace_bytes > 0
+
+    @property
+    def allocator_bytes(self) -> int | None:
+        """What is left for PyTorch's allocator on a GPU; None if its memory isn't known."""
+        return self.memory_bytes - CONTEXT_BYTES if self.is_gpu and self.memory_bytes else None
 
     def attention_kernel(self, run: Run) -> str:
         """Which kernel a run's attention gets here: flash, efficient, cudnn, math or eager.

@@ -16,7 +16,6 @@ from labs_utils.timeline import Timeline
 from labs_utils.zero_config import why_not_distributed, why_not_plain
 
 GIB = 2**30
-CONTEXT_BYTES = 750 * 2**20  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
 
 
 @contextmanager
@@ -113,12 +112,9 @@ def why_out_of_memory(tensors: Timeline, peak_bytes: int, reserved_bytes: int, d
         return None
     if peak_bytes > device.memory_bytes:
         return f"the peak is above the {device.memory_bytes / GIB:.1f} GiB of {device.name}"
-    limit_bytes, most_bytes = device.memory_bytes - CONTEXT_BYTES, tensors.most_bytes()
-    if not device.is_gpu or reserved_bytes <= limit_bytes or tensors.fits_in(limit_bytes):
+    limit_bytes = device.allocator_bytes
+    if limit_bytes is None or reserved_bytes <= limit_bytes or tensors.fits_in(limit_bytes):
         return None
-    if most_bytes > limit_bytes:
-        first = f"before the first, building the model on {device.name} takes {most_bytes / GIB:.1f} GiB"
-        return f"a step takes {peak_bytes / GIB:.1f} GiB, but {first}"
     return f"the peak is {peak_bytes / GIB:.1f} GiB, but in {device.name}'s memory its blocks would be too fragmented"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from labs_utils import symbolic_liger as liger
 from labs_utils.device import CPU, Device
-from labs_utils.run import Run
+from labs_utils.run import ModelShape, Run
 from labs_utils.symbolic import Checkpoint, Node, Tape, Tensor
 from labs_utils.symbolic_attention import ATTENTION
 from labs_utils.symbolic_operators import FP32_BYTES, INDEX_BYTES, Operators
@@ -19,13 +20,11 @@ AUTOCAST_BYTES = {"bf16-mixed": 2, "fp16-mixed": 2}
 class Layer:
     """The weights of one decoder layer, in the order in which transformers makes them."""
 
-    def __init__(self, tape: Tape, run: Run):
-        model, itemsize = run.model, WEIGHT_BYTES[run.precision]
+    def __init__(self, model: ModelShape, new_weight: Callable[[int], Tensor]):
         hidden, query = model.hidden_size, model.num_attention_heads * model.head_dim
         key, mlp = model.num_key_value_heads * model.head_dim, model.hidden_size * model.intermediate_size
         sizes = [hidden * query, hidden * key, hidden * key, hidden * query, mlp, mlp, mlp, hidden, hidden]
-        weights = [tape.parameter(size, itemsize) for size in sizes]
-        self.q, self.k, self.v, self.o, self.gate, self.up, self.down, self.norm_1, self.norm_2 = weights
+        self.q, self.k, self.v, self.o, self.gate, self.up, self.down, self.norm_1, self.norm_2 = map(new_weight, sizes)
 
 
 class SymbolicStep:
@@ -46,10 +45,10 @@ class SymbolicStep:
 
     def _build(self) -> None:
         model, tape = self.run.model, self.tape
-        self.embedding = tape.parameter(model.embedding_parameters, self.itemsize)
-        self.layers = [Layer(tape, self.run) for _ in range(model.num_hidden_layers)]
-        self.norm = tape.parameter(model.hidden_size, self.itemsize)
-        head = tape.parameter(model.embedding_parameters, self.itemsize)
+        self.embedding = self.new_weight(model.embedding_parameters)
+        self.layers = [Layer(model, self.new_weight) for _ in range(model.num_hidden_layers)]
+        self.norm = self.new_weight(model.hidden_size)
+        head = self.new_weight(model.embedding_parameters)
         self.head = self.embedding if model.tie_word_embeddings else head
         self.embedding.node.sums_in_place = bool(self.ops.autocast_bytes) or self.run.loss_kernel == "liger"
         others = [weight for layer in self.layers for weight in vars(layer).values()] + [self.norm]
@@ -58,6 +57,9 @@ class SymbolicStep:
         batch = [tape.new(self.run.tokens, INDEX_BYTES, "batch", "buffers") for _ in range(2 + self.run.padded)]
         self.buffers, self.ids, self.labels = inverse_frequencies + batch, batch[0], batch[1]
         self.states: dict[int, list[Tensor]] = {}
+
+    def new_weight(self, elements: int) -> Tensor:
+        return self.tape.parameter(elements, self.itemsize)
 
     def __call__(self, prefix: str = "") -> None:
         for remaining in reversed(range(min(self.run.grad_accum, 2))):
@@ -224,14 +226,6 @@ class SymbolicStep:
     def new_state(self, elements: int, operator: str) -> Tensor:
         """A tensor in fp32 that belongs to the optimizer."""
         return self.tape.new(elements, FP32_BYTES, operator, "optimizer_states")
-
-    def replace_parameters(self, by: dict[int, Tensor]) -> None:
-        """Put other tensors in the place of the weights: `by` has them by the `id` of the old ones."""
-        for owner in (self, *self.layers):
-            for name, value in vars(owner).items():
-                if id(value) in by:
-                    setattr(owner, name, by[id(value)])
-        self.parameters = [by[id(parameter)] for parameter in self.parameters]
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:

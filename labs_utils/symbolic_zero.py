@@ -90,11 +90,19 @@ class ZeroStep(SymbolicStep):
         self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.part_elements))
         shares = ((p, dict(self.spans[id(p)]).get(self.rank)) for p in self.parameters)
         self.mine = {id(parameter): (parameter, elements) for parameter, elements in shares if elements}
+        limit_bytes = self.device.allocator_bytes
+        if limit_bytes is not None and 2 * elements * self.itemsize > limit_bytes:
+            self._leave_for_the_host()
         flat = self.tape.new(elements, self.itemsize, "flatten", "parameters")
         for parameter in self.parameters:
             parameter.storage = flat.storage
             parameter.node.hook = partial(self.on_gradient, parameter)
         self.master = self.new_state(self.part_elements, "master")
+
+    def _leave_for_the_host(self) -> None:
+        """`flatten_on_accelerator` is false: there isn't room for a second copy, so that one is made on the host."""
+        for parameter in self.parameters:
+            parameter.storage = Storage(self.tape, 0, "empty", None)
 
     def begin_backward(self, is_last: bool) -> None:
         """`process_gradients`: stage 2 reduces always, stage 1 in the last micro-step, and on arrival with overlap."""

@@ -53,7 +53,8 @@ class Zero3Step(SymbolicStep):
         total = sum(self.shares.values())
         partitions = self.new_partitions(total)
         self.coordinator = self.coordinated_by(self.tape, ranks, limits(zero), partitions.storage)
-        self._partition()
+        for weight in self.parameters:
+            weight.node.hook = partial(self.on_gradient, weight)
         sizes = [sum(self.shares[id(weight)] for weight in group) for group in self._sub_groups()]
         self.masters = [self.new_state(size, "master") for size in sizes]
         self.bucket = self.tape.new(self.bucket_elements, self.itemsize, "bucket", "buffers")
@@ -62,6 +63,11 @@ class Zero3Step(SymbolicStep):
         self.elements_in_bucket = 0
         self.fired_before = 0
 
+    def new_weight(self, elements: int) -> PartitionedWeight:
+        """`zero.Init` in zero/partition_parameters.py: partitioned as soon as it is made, and then no longer there."""
+        threshold = int(self.run.zero.get("stage3_param_persistence_threshold", STAYING_ELEMENTS))
+        return PartitionedWeight(super().new_weight(elements), elements <= threshold)
+
     def new_partitions(self, elements: int) -> Tensor:
         """This rank's part of the weights, in one tensor."""
         return self.tape.new(elements, self.itemsize, "defragment", "parameters")
@@ -69,15 +75,6 @@ class Zero3Step(SymbolicStep):
     def new_averaged(self, elements: int) -> Tensor:
         """This rank's part of the gradients, in one tensor."""
         return self.tape.new(elements, self.itemsize, "gradients", "gradients")
-
-    def _partition(self) -> None:
-        """Put weights in the place of the model's that are there only while they are gathered."""
-        threshold = int(self.run.zero.get("stage3_param_persistence_threshold", STAYING_ELEMENTS))
-        replaced = {id(old): PartitionedWeight(old, old.elements <= threshold) for old in self.parameters}
-        self.shares = {id(replaced[key]): share for key, share in self.shares.items()}
-        self.replace_parameters(replaced)
-        for weight in self.parameters:
-            weight.node.hook = partial(self.on_gradient, weight)
 
     def _sub_groups(self) -> list[list[Tensor]]:
         """`_create_fp16_sub_groups`: the optimizer's step takes so many weights at a time."""
