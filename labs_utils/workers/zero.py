@@ -22,6 +22,7 @@ from labs_utils.moved import ASIDE, StepClock
 from labs_utils.offloading import why_no_cpu_adam
 from labs_utils.run import Run, RunError
 from labs_utils.tracker import host_memory
+from labs_utils.training import TrainingStep
 from labs_utils.workers.measuring import TIMED_STEPS, WARM_STEPS, on_cpu, on_gpu
 from labs_utils.workers.rank import Progress, keep, rank_device, serve
 from labs_utils.zero_config import why_not_distributed
@@ -40,8 +41,9 @@ def work(argument: dict, progress: Progress) -> list[dict]:
         For each run `answer`: an `Answer` as measured on this rank (None if it isn't measured); `losses` of the first
         steps, each the mean of its micro-steps; by kind and device, `held_after_forward_bytes`, `held_bytes` (after
         backward) and with accumulation `held_between_bytes` (before the last micro-step); of the same step
-        `communicated` by collective, and `split_seconds`, `copies` and `moved_bytes` (`StepClock`); `threads_per_rank`
-        and `set_up_seconds`; with offload `host_bytes`, `host_memory` by kind, and which `cpu_adam` was used.
+        `communicated` by collective, and `split_seconds`, `copies` and `moved_bytes` (`StepClock`); `threads_per_rank`,
+        `set_up_seconds` and on a GPU `set_up_peak_bytes`; with offload `host_bytes`, `host_memory` by kind, and which
+        `cpu_adam` was used.
 
     Raises:
         RunError: if a run is for another number of ranks.
@@ -80,16 +82,26 @@ def train(run: Run, steps: int, measure: bool, progress: Progress) -> dict:
     compiled, note = cpu_adam(run, device, progress)
     progress("building the model")
     found = circumstances(device)
-    begin = time.perf_counter()
-    step = build_step(run, device, compiled)
-    found["set_up_seconds"] = time.perf_counter() - begin
-    found |= observe(step, steps, progress)
+    step, took = set_up(run, device, compiled)
+    found |= took | observe(step, steps, progress)
     if run.offload != "none":
         on_host = sum(host_bytes(step).values())
         found |= {"cpu_adam": note, "host_bytes": on_host, "host_memory": memory_of_host(step)}
     answer = measured(step, found, progress) if measure else None
     release(step)
     return {"answer": answer, **found}
+
+
+def set_up(run: Run, device: torch.device, compiled: bool) -> tuple[TrainingStep, dict]:
+    """The step, and what building it took: `set_up_seconds`, and on a GPU `set_up_peak_bytes`."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    step = build_step(run, device, compiled)
+    took = {"set_up_seconds": time.perf_counter() - begin}
+    if device.type == "cuda":
+        took["set_up_peak_bytes"] = torch.cuda.max_memory_allocated()
+    return step, took
 
 
 def circumstances(device: torch.device) -> dict:
