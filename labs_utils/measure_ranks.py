@@ -9,7 +9,7 @@ from labs_utils.answer import Answer
 from labs_utils.device import CPU
 from labs_utils.estimate import estimate
 from labs_utils.launch import launch_each
-from labs_utils.offloading import offloaded_bytes
+from labs_utils.offloading import left_pinned_bytes, offloaded_bytes
 from labs_utils.run import Run
 from labs_utils.symbolic_operators import FP32_BYTES
 
@@ -50,7 +50,7 @@ def uses_gpus(run: Run) -> bool:
 
 
 def host_bytes_of_ranks(run: Run) -> int:
-    """What the ranks need of the host together: with a GPU each, what is offloaded; else everything.
+    """What the ranks need of the host together: with a GPU each, what is offloaded or left of that; else everything.
 
     It is what `estimate` says, but for buckets that are never filled, and no less than the states; that much is known
     of runs too that aren't estimated.
@@ -60,7 +60,8 @@ def host_bytes_of_ranks(run: Run) -> int:
     estimated = guess.provenance.get("host_bytes", 0) + (0 if gpus else resident_bytes(guess))
     offloaded = run.world_size * offloaded_bytes(run, pins=gpus) if run.offload != "none" else 0
     least = offloaded if gpus else bytes_of_states(run, offloaded)
-    return max(least, run.world_size * estimated)
+    left = run.world_size * left_pinned_bytes(run) if gpus else 0
+    return max(least, run.world_size * estimated) + left
 
 
 def resident_bytes(guess: Answer) -> int:

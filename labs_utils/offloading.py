@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labs_utils.allocator import pinned_bytes
 from labs_utils.run import Run
-from labs_utils.symbolic_llama import WEIGHT_BYTES
+from labs_utils.symbolic_llama import WEIGHT_BYTES, SymbolicStep
 from labs_utils.symbolic_operators import FP32_BYTES
 from labs_utils.symbolic_zero3 import SUB_GROUP_ELEMENTS
 from labs_utils.zero_config import accumulates_on_host
@@ -77,3 +77,15 @@ def offloaded_bytes(run: Run, pins: bool = True) -> int:
     gradients = whole * rounded(wide * group) + rounded(wide * rest) + rounded(narrow * parameters)
     kept = (pinned_bytes if pins else int)(narrow * parameters) if run.offload == "all" else 0
     return wide * parameters + gradients + moments + kept
+
+
+def left_pinned_bytes(run: Run) -> int:
+    """Pinned memory that a GPU's rank keeps besides when parameters are offloaded: a block for each weight.
+
+    In these they are partitioned, then laid end to end (stage3.py, `_move_to_flat_buffer`), and PyTorch's allocator of
+    pinned memory gives nothing back.
+    """
+    if run.offload != "all" or not run.zero.get("offload_param", {}).get("pin_memory", True):
+        return 0
+    weights = SymbolicStep(run).parameters
+    return sum(pinned_bytes(-(-weight.elements // run.world_size) * weight.itemsize) for weight in weights)
