@@ -110,7 +110,7 @@ class DeepSpeedStep(TrainingStep):
     def _build_optimizer(self, parameters):
         """The run's optimizer; offloaded from a GPU, `adamw` is DeepSpeed's CPU Adam, if it could be compiled."""
         if self.run.offload != "none" and self.run.optimizer == "adamw" and self.compiled:
-            return compiled_cpu_adam(parameters)
+            return compiled_cpu_adam(parameters, wide_moments=self.run.precision != "bf16")
         return build_optimizer(self.run, parameters)
 
     def __call__(self, on_phase: Callable[[str], None] = lambda name: None, micro_steps: int | None = None) -> None:

@@ -11,6 +11,7 @@ from labs_utils.run import Run
 from labs_utils.symbolic_llama import WEIGHT_BYTES
 from labs_utils.symbolic_zero import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS
 from labs_utils.symbolic_zero3 import limits
+from labs_utils.zero_config import master_bytes
 
 DDP_BUCKET_BYTES = 25 * 2**20  # torch/nn/parallel/distributed.py, `bucket_cap_mb`
 CHECKED = 4  # utils.py, `has_inf_or_nan`: the largest and the smallest of 16-bit gradients
@@ -129,8 +130,9 @@ def step_bytes(run: Run) -> int:
 
 
 def cast_bytes(run: Run) -> int:
-    """A copy from the weights' type to fp32, or back; none where they are the same."""
-    return 6 if WEIGHT_BYTES[run.precision] == 2 else 0
+    """A copy from the weights' type to that of the master weights, or back; none where there are no such."""
+    narrow = WEIGHT_BYTES[run.precision]
+    return narrow + master_bytes(run) if narrow == 2 else 0
 
 
 def norm_bytes(run: Run) -> float:

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from labs_utils.device import Device
 from labs_utils.host_rates import OF_ALL_RANKS
-from labs_utils.recall import benchmarks
+from labs_utils.recall import Benchmark, benchmarks
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import WEIGHT_BYTES
 from labs_utils.symbolic_operators import FP32_BYTES
 from labs_utils.symbolic_zero3 import limits
-from labs_utils.zero_config import accumulates_on_host
+from labs_utils.zero_config import accumulates_on_host, master_bytes
 
+ROUNDED_BYTES = 6  # of a parameter, from fp32 to bf16
 TERMS = ("gradient_transfer", "clipping", "cpu_adam", "rounding", "parameter_transfer")
 
 
@@ -34,21 +35,32 @@ class HostRates(NamedTuple):
     scaling: float
 
 
-def recorded_threads(device: Device) -> list[int]:
+def host_lines(device: Device, ranks: int | None = None) -> list[Benchmark]:
+    """What was recorded of the host with so many ranks, or the most that are fewer; None: with the most of all."""
+    lines = [line for line in benchmarks(device) if line.subject.startswith(OF_ALL_RANKS)]
+    known = sorted({line.shape["ranks"] for line in lines})
+    nearest = max((count for count in known if ranks is None or count <= ranks), default=None)
+    return [line for line in lines if line.shape["ranks"] == nearest]
+
+
+def recorded_threads(device: Device, ranks: int | None = None) -> list[int]:
     """The numbers of threads with which the host's work was recorded."""
-    return sorted(
-        {line.shape["threads"] for line in benchmarks(device) if line.subject == f"{OF_ALL_RANKS}fp32 to bf16"}
-    )
+    return sorted({line.shape["threads"] for line in host_lines(device, ranks) if "threads" in line.shape})
 
 
-def recorded_host_rates(device: Device, threads: int | None = None, pinned: bool = True) -> HostRates | None:
-    """The rates recorded on a device's machine, with so many threads (None: the most); None if there are none."""
-    known = recorded_threads(device)
+def recorded_host_rates(
+    device: Device, threads: int | None = None, pinned: bool = True, ranks: int | None = None
+) -> HostRates | None:
+    """The rates recorded on a device's machine with so many threads and ranks (None: the most); None if there are none.
+
+    Ranks share the host's memory: one alone works faster than each of two.
+    """
+    known = recorded_threads(device, ranks)
     threads = threads or (known[-1] if known else 0)
     found = {
         line.subject.removeprefix(OF_ALL_RANKS): line.value["median"]
-        for line in benchmarks(device)
-        if line.subject.startswith(OF_ALL_RANKS) and line.shape.get("threads", threads) == threads
+        for line in host_lines(device, ranks)
+        if line.shape.get("threads", threads) == threads
     }
     kind = "pinned" if pinned else "pageable"
     names = (f"device to host, {kind}", f"host to device, {kind}", "host to device, pageable")
@@ -73,22 +85,24 @@ def moved_bytes(run: Run) -> dict[str, float]:
     if run.offload == "all":
         is_kept = run.model.parameters <= limits(run.zero).reuse_distance
         up += (1 if is_kept else 2) * run.grad_accum - 1  # new weights stay where they are
-    return {"device_to_host": (FP32_BYTES + narrow * down) * part, "host_to_device": narrow * (1 + up) * part}
+    return {"device_to_host": (master_bytes(run) + narrow * down) * part, "host_to_device": narrow * (1 + up) * part}
 
 
 def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
     """Seconds that offload adds to a step of the run, by `TERMS`; None for what isn't covered.
 
+    The host's rates were measured on fp32, and its memory sets them: with masters in bf16 there is less to pass over.
     At stage 3 new weights come up from where they were rounded, which isn't pinned.
     """
     if run.offload == "none" or run.optimizer != "adamw" or run.zero.get("offload_optimizer", {}).get("ratio", 1) != 1:
         return None
-    part, narrow, moved = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision], moved_bytes(run)
+    part, moved = run.model.parameters / run.world_size, moved_bytes(run)
+    narrow, wide = WEIGHT_BYTES[run.precision], master_bytes(run)
     last = 0.0 if run.offload == "all" else narrow * part
     return {
         "gradient_transfer": moved["device_to_host"] / rates.down + (moved["host_to_device"] - last) / rates.up,
-        "clipping": part / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
-        "cpu_adam": part / rates.adam,
-        "rounding": part / rates.rounding if narrow < FP32_BYTES else 0.0,
+        "clipping": part * wide / FP32_BYTES / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
+        "cpu_adam": part * wide / FP32_BYTES / rates.adam,
+        "rounding": part * (narrow + wide) / ROUNDED_BYTES / rates.rounding if narrow < FP32_BYTES else 0.0,
         "parameter_transfer": last / (rates.up if run.zero_stage < 3 else rates.pageable_up),
     }

@@ -9,9 +9,8 @@ from pathlib import Path
 from labs_utils.allocator import pinned_bytes
 from labs_utils.run import Run
 from labs_utils.symbolic_llama import WEIGHT_BYTES, SymbolicStep
-from labs_utils.symbolic_operators import FP32_BYTES
 from labs_utils.symbolic_zero3 import SUB_GROUP_ELEMENTS
-from labs_utils.zero_config import accumulates_on_host
+from labs_utils.zero_config import holds_sums_apart, master_bytes
 
 LONGEST_COMPILATION_SECONDS = 600
 
@@ -50,26 +49,32 @@ def drop_old_locks() -> None:
             lock.unlink(missing_ok=True)
 
 
-def compiled_cpu_adam(parameters):
-    """DeepSpeed's CPU Adam as the AdamW that PyTorch has by default; its operator must be there."""
+def compiled_cpu_adam(parameters, wide_moments: bool = True):
+    """DeepSpeed's CPU Adam as the AdamW that PyTorch has by default; its operator must be there.
+
+    Moments are fp32 or, without `wide_moments`, of the master weights' type.
+    """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    return DeepSpeedCPUAdam(list(parameters), lr=1e-6, weight_decay=1e-2, adamw_mode=True)
+    settings = {"lr": 1e-6, "weight_decay": 1e-2, "adamw_mode": True}
+    return DeepSpeedCPUAdam(list(parameters), **settings, fp32_optimizer_states=wide_moments)
 
 
 def offloaded_bytes(run: Run, pins: bool = True) -> int:
     """Bytes that DeepSpeed 0.19 keeps on the host for one rank; `pins` is false where nothing is pinned, on a CPU.
 
     For each parameter of a rank: 4 of master weights, 4 of gradients, 2 of staging and 8 of Adam's moments; at stage 3
-    the 2 are gradients in the model's type, and offloaded parameters are 2 more. Pinned memory comes in powers of two.
+    the 2 are gradients in the model's type, and offloaded parameters are 2 more. In `bf16` each of the former is 2, the
+    moments 4. Pinned memory comes in powers of two.
     """
-    parameters, wide, narrow = -(-run.model.parameters // run.world_size), FP32_BYTES, WEIGHT_BYTES[run.precision]
+    parameters = -(-run.model.parameters // run.world_size)
+    wide, narrow = master_bytes(run), WEIGHT_BYTES[run.precision]
     settings = run.zero.get("offload_optimizer", {})
     rounded = pinned_bytes if pins and settings.get("pin_memory", True) else int
     moments = 2 * wide * parameters * (run.optimizer != "sgd")
     if run.zero_stage < 3:
         largest = narrow * run.model.embedding_parameters
-        accumulated = narrow * parameters if accumulates_on_host(run) else 0
+        accumulated = narrow * parameters if holds_sums_apart(run) else 0
         pinned = 2 * rounded(wide * parameters) + rounded(narrow * parameters) + rounded(largest)
         return pinned + accumulated + moments
     whole, rest = divmod(parameters, int(run.zero.get("sub_group_size", SUB_GROUP_ELEMENTS)))

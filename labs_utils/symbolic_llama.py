@@ -11,6 +11,7 @@ from labs_utils.run import ModelShape, Run
 from labs_utils.symbolic import Checkpoint, Node, Tape, Tensor
 from labs_utils.symbolic_attention import ATTENTION
 from labs_utils.symbolic_operators import FP32_BYTES, INDEX_BYTES, Operators
+from labs_utils.zero_config import master_bytes
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "bf16-mixed": 4, "fp16-mixed": 4, "bf16-master": 2, "fp16-master": 2}
 BLOCKWISE_ELEMENTS, BLOCK_ELEMENTS = 4096, 256  # smaller tensors keep fp32 states; one scale a block
@@ -224,8 +225,8 @@ class SymbolicStep:
             del denominator
 
     def new_state(self, elements: int, operator: str) -> Tensor:
-        """A tensor in fp32 that belongs to the optimizer."""
-        return self.tape.new(elements, FP32_BYTES, operator, "optimizer_states")
+        """A tensor that belongs to DeepSpeed's optimizer, in the type of its master weights."""
+        return self.tape.new(elements, master_bytes(self.run), operator, "optimizer_states")
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:

@@ -16,7 +16,7 @@ from labs_utils.symbolic_llama import SymbolicStep
 from labs_utils.symbolic_operators import FP32_BYTES
 from labs_utils.symbolic_zero import NORM_BYTES, ZeroStep
 from labs_utils.symbolic_zero3 import Zero3Step
-from labs_utils.zero_config import accumulates_on_host, accumulation_type
+from labs_utils.zero_config import accumulation_type, holds_sums_apart, master_bytes
 
 NORM_ELEMENTS = 250_000_000  # stage3.py, `_constant_buffered_norm2`
 
@@ -35,10 +35,13 @@ class OnHost(SymbolicStep):
         return self.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
 
     def _adam_states(self, parameter: Tensor) -> list[Tensor]:
-        """Those of DeepSpeed's CPU Adam on a GPU; on a CPU PyTorch's has a step counter too."""
+        """Those of DeepSpeed's CPU Adam; on a CPU PyTorch's, with a step counter too, but for `bf16`."""
         names = ("exp_avg", "exp_avg_sq")
-        moments = [self.new_on_host(parameter.elements, FP32_BYTES, name, "optimizer_states", False) for name in names]
-        return moments + ([] if self.device.is_gpu else [self.new_on_host(1, FP32_BYTES, "step", "optimizer_states")])
+        sizes = parameter.elements, parameter.itemsize
+        moments = [self.new_on_host(*sizes, name, "optimizer_states", pinned=False) for name in names]
+        if self.device.is_gpu or self.run.precision == "bf16":
+            return moments
+        return [*moments, self.new_on_host(1, FP32_BYTES, "step", "optimizer_states")]
 
 
 class OffloadStep(OnHost, ZeroStep):
@@ -61,10 +64,10 @@ class OffloadStep(OnHost, ZeroStep):
             self.new_on_host(largest, self.itemsize, "staging", "gradients"),
             self.tape.new(largest, self.itemsize, "staging", "buffers"),
         ]
-        self.gradient = self.new_on_host(self.part_elements, FP32_BYTES, "gradients", "gradients")
+        self.gradient = self.new_on_host(self.part_elements, self.master.itemsize, "gradients", "gradients")
 
     def new_state(self, elements: int, operator: str) -> Tensor:
-        return self.new_on_host(elements, FP32_BYTES, operator, "optimizer_states")
+        return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states")
 
     @property
     def accumulates_wide(self) -> bool:
@@ -98,16 +101,16 @@ class OffloadStep(OnHost, ZeroStep):
     def _kept(self, parameter: Tensor) -> Tensor | None:
         """`copy_grads_in_partition`: to the host for good in the last micro-step, with its norm in fp64."""
         elements = self.mine[id(parameter)][1]
-        if accumulates_on_host(self.run) and id(parameter) not in self.waiting_on_host:
+        if holds_sums_apart(self.run) and id(parameter) not in self.waiting_on_host:
             waiting = self.new_on_host(parameter.elements, self.itemsize, "accumulated", "gradients")
             self.waiting_on_host[id(parameter)] = waiting
         if not self.is_last:
             return parameter.node.gradient
         wide = self.tape.new(elements, NORM_BYTES, "norm")
         del wide
-        if self.itemsize != FP32_BYTES and not self.accumulates_wide:
-            wide = self.tape.new(elements, FP32_BYTES, "to", "gradients")
-            del wide
+        if self.master.itemsize != (FP32_BYTES if self.accumulates_wide else self.itemsize):
+            other = self.tape.new(elements, self.master.itemsize, "to", "gradients")
+            del other
         return None
 
     def optimizer_step(self) -> None:
@@ -159,11 +162,11 @@ class Offload3Step(OnHost, Zero3Step):
         super()._build()
         self.coordinator.copies = self.device.is_gpu and self.run.offload == "all"
         self.gradients = [
-            self.new_on_host(master.elements, FP32_BYTES, "gradients", "gradients") for master in self.masters
+            self.new_on_host(master.elements, master.itemsize, "gradients", "gradients") for master in self.masters
         ]
 
     def new_state(self, elements: int, operator: str) -> Tensor:
-        return self.new_on_host(elements, FP32_BYTES, operator, "optimizer_states", pinned=False)
+        return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states", pinned=False)
 
     def new_partitions(self, elements: int) -> Tensor:
         if self.run.offload != "all":
@@ -187,8 +190,8 @@ class Offload3Step(OnHost, Zero3Step):
             if self.is_last:
                 wide = self.tape.new(min(share, NORM_ELEMENTS), NORM_BYTES, "norm")
                 del wide
-                if self.itemsize != FP32_BYTES:
-                    wide = self.tape.new(share, FP32_BYTES, "to", "gradients")
+                if self.itemsize != self.masters[0].itemsize:
+                    wide = self.tape.new(share, self.masters[0].itemsize, "to", "gradients")
                     del wide
             weight.node.gradient = None
         del parts

@@ -180,8 +180,8 @@ class ZeroStep(SymbolicStep):
             wide = self.tape.new(elements, NORM_BYTES, "norm")
             del wide
         gradient = self.tape.new(self.part_elements, self.itemsize, "flatten", "gradients")
-        if self.itemsize != FP32_BYTES:
-            gradient = self.tape.new(self.part_elements, FP32_BYTES, "to", "gradients")
+        if self.itemsize != self.master.itemsize:
+            gradient = self.tape.new(self.part_elements, self.master.itemsize, "to", "gradients")
         self.averaged = {}
         self.update([self.master])
         del gradient

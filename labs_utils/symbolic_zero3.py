@@ -8,7 +8,7 @@ from labs_utils.allocator import round_up
 from labs_utils.symbolic import Tensor
 from labs_utils.symbolic_gathering import Coordinator, Limits, Module, PartitionedWeight
 from labs_utils.symbolic_llama import SymbolicStep
-from labs_utils.symbolic_operators import FP32_BYTES, Operators
+from labs_utils.symbolic_operators import Operators
 from labs_utils.symbolic_zero import BUCKET_ELEMENTS, NORM_BYTES
 
 STAYING_ELEMENTS = 100_000  # zero/config.py, `param_persistence_threshold`
@@ -160,8 +160,8 @@ class Zero3Step(SymbolicStep):
             del wide
         for master in self.masters:
             gradient = self.tape.new(master.elements, self.itemsize, "flatten", "gradients")
-            if self.itemsize != FP32_BYTES:
-                gradient = self.tape.new(master.elements, FP32_BYTES, "to", "gradients")
+            if self.itemsize != master.itemsize:
+                gradient = self.tape.new(master.elements, master.itemsize, "to", "gradients")
             self.update([master])
             del gradient
         self.coordinator.gather_staying(self.parameters)

@@ -46,6 +46,8 @@ def deepspeed_config(run: Run, pin_memory: bool) -> dict:
     }
     for name in ("bf16", "fp16"):
         config[name]["enabled"] = run.precision == f"{name}-master"
+    if run.precision == "bf16":
+        config["bf16"] = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     zero = config["zero_optimization"]
     own = dict(run.zero)
     for offload in OFFLOADS:
@@ -80,8 +82,10 @@ def why_not_ddp(run: Run) -> str | None:
 
 
 def why_not_deepspeed(run: Run) -> str | None:
-    if run.precision not in ("fp32", "bf16-master", "fp16-master"):
-        return f"DeepSpeed keeps an fp32 master copy: take precision 'bf16-master' or 'fp32', not {run.precision!r}"
+    if run.precision not in ("fp32", "bf16", "bf16-master", "fp16-master"):
+        return f"with DeepSpeed take precision 'bf16-master', 'bf16' or 'fp32', not {run.precision!r}"
+    if run.precision == "bf16" and not run.zero_stage:
+        return "DeepSpeed has precision 'bf16' from stage 1 on; at stage 0 take 'bf16-master'"
     if run.optimizer in ("none", "adamw-8bit"):
         return f"optimizer {run.optimizer!r} with DeepSpeed isn't covered yet; 'adamw' is"
     if own := OWN_FIELDS.keys() & run.zero.keys():
@@ -126,6 +130,11 @@ def is_accumulation(value) -> bool:
     return known and value.get("grad_accum_dtype") in ACCUMULATION_TYPES
 
 
+def master_bytes(run: Run) -> int:
+    """Of a master weight, and of each gradient and moment beside it: 4, but 2 where all of a run is bf16."""
+    return 2 if run.precision == "bf16" else 4
+
+
 def accumulation_type(run: Run) -> str | None:
     """The type in which gradients are accumulated, if the run says one."""
     return run.zero.get("data_types", {}).get("grad_accum_dtype")
@@ -135,3 +144,8 @@ def accumulates_on_host(run: Run) -> bool:
     """Whether an offloaded step sends each micro-step's sum to the host: stage 2 does, unless it widens 16 bits."""
     widens = accumulation_type(run) == "fp32" and run.precision != "fp32"
     return run.zero_stage == 2 and run.grad_accum > 1 and not widens
+
+
+def holds_sums_apart(run: Run) -> bool:
+    """Whether those sums lie beside the gradients that the update reads; in `bf16` they are the same."""
+    return accumulates_on_host(run) and run.precision != "bf16"

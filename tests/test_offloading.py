@@ -25,8 +25,9 @@ from labs_utils.measure import Settings, measure, measure_all
 from labs_utils.moved import ASIDE, StepClock
 from labs_utils.offloading import drop_old_locks, left_pinned_bytes, offloaded_bytes
 from labs_utils.recall import recorded
-from labs_utils.run import LLAMA_8B, ModelShape, Run
+from labs_utils.run import LLAMA_8B, ModelShape, Run, RunError
 from labs_utils.symbolic_ranks import distributed_step
+from labs_utils.workers import zero
 
 PARAMETERS = ModelShape(**SHAPE).parameters
 STEP_COUNTER_BYTES = 4
@@ -48,6 +49,9 @@ RUNS = {
     "fp32, accumulated": {"zero_stage": 2, "grad_accum": 2, "zero": ACCUMULATED_WIDE, "precision": "fp32"},
     "stage 2, overlapping": {"zero_stage": 2, "zero": {**SMALL, "overlap_comm": True}},
     "stage 3, nothing kept": {"zero_stage": 3, "zero": NOTHING_KEPT, "checkpointing": "full"},
+    "stage 2, all in bf16": {"zero_stage": 2, "precision": "bf16", "grad_accum": 2, "zero": SMALL},
+    "stage 2, in bf16 but for sums": {"zero_stage": 2, "precision": "bf16", "grad_accum": 2, "zero": ACCUMULATED_WIDE},
+    "stage 3, all, in bf16": {"zero_stage": 3, "offload": "all", "precision": "bf16", "zero": NOTHING_KEPT},
     "stage 3, all, accumulated": {"zero_stage": 3, "offload": "all", "grad_accum": 2, "zero": NOTHING_KEPT},
 }
 # Gradients that lie across ranks and are accumulated on the host are whole on both.
@@ -65,6 +69,8 @@ MOVED = [
     ("stage 2, accumulated in fp32", 4, 2),
     ("fp32, accumulated", 4 + 4 * 2, 4 + 4),
     ("stage 3", 4 + 2, 2),
+    ("stage 2, all in bf16", 2 + 2 * 2, 2 + 2),
+    ("stage 2, in bf16 but for sums", 2, 2),
 ]
 
 
@@ -88,12 +94,13 @@ def launched() -> list[list[dict]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_the_hosts_bytes_are_known_before_anything_is_allocated(name):
-    expected = offloaded_bytes(offloaded_run(**RUNS[name]), pins=False) + STEP_COUNTER_BYTES
+    adam = "DeepSpeedCPUAdam" if "in bf16" in name else "PyTorch's AdamW"  # which counts its steps in a tensor
+    expected = offloaded_bytes(offloaded_run(**RUNS[name]), pins=False) + STEP_COUNTER_BYTES * ("PyTorch" in adam)
     for found in ranks_of(name):
         held = found["host_memory"]
         assert 0 <= found["host_bytes"] - expected <= ACROSS_BYTES.get(name, 0)
         assert (held["pageable"], held["pinned"]) == (found["host_bytes"], 0)
-        assert found["threads_per_rank"] == 1 and found["cpu_adam"] == "PyTorch's AdamW"
+        assert found["threads_per_rank"] == 1 and found["cpu_adam"] == adam
 
 
 @pytest.mark.slow
@@ -279,3 +286,9 @@ def test_deepspeeds_cpu_adam_is_adamw():
     """It is compiled once a machine, for about a minute."""
     pytest.importorskip("deepspeed")
     subprocess.run([sys.executable, "-c", CPU_ADAM], check=True, timeout=400)
+
+
+def test_what_only_deepspeeds_adam_can_do_is_refused_where_it_cant_be_compiled(monkeypatch):
+    monkeypatch.setattr(zero, "why_no_cpu_adam", lambda: "no compiler")
+    with pytest.raises(RunError, match="offload in precision 'bf16' needs DeepSpeed's CPU Adam, .* no compiler"):
+        zero.cpu_adam(offloaded_run(zero_stage=2, precision="bf16"), torch.device("cpu"), lambda doing: None)

@@ -57,6 +57,10 @@ FP32 = {
     "stage 3, gathered ahead": {"zero_stage": 3, "grad_accum": 2, "checkpointing": "full", "zero": AHEAD},
     "stage 3, kept": {"zero_stage": 3, "zero": {**AHEAD, "stage3_max_reuse_distance": 20_000}},
 }
+NARROW = {
+    f"stage {stage}, all in bf16": {"zero_stage": stage, "precision": "bf16", "grad_accum": 2, "zero": NOTHING_KEPT}
+    for stage in (1, 2, 3)
+}
 
 
 def zero_run(**changes):
@@ -65,10 +69,10 @@ def zero_run(**changes):
 
 @cache
 def ranks_of(world_size: int) -> dict[str, list[dict]]:
-    """What every rank says about every run for so many ranks, in one launch: stages in bf16, and on two ranks FP32."""
+    """What every rank says about every run for so many ranks, in one launch: stages, and on two FP32 and NARROW."""
     stages = (0, 1, 2, 3) if world_size == 2 else (1, 3)
     runs = {str(stage): {"zero_stage": stage, "precision": "bf16-master", "zero": NOTHING_KEPT} for stage in stages}
-    runs |= FP32 if world_size == 2 else {}
+    runs |= {**FP32, **NARROW} if world_size == 2 else {}
     asked = [zero_run(world_size=world_size, **changes).to_dict() for changes in runs.values()]
     found = launch("labs_utils.workers.zero", {"runs": asked, "steps": STEPS}, world_size)
     return {name: [rank[place] for rank in found] for place, name in enumerate(runs)}
@@ -123,7 +127,10 @@ def test_a_rank_holds_what_the_paper_says(world_size, stage):
         assert 2 * share <= held["gradients"] <= 2 * share + across
 
 
-ESTIMATED = [(2, name) for name in ("0", "1", "2", "3", *FP32) if "offloaded" not in name] + [(4, "1"), (4, "3")]
+ESTIMATED = [(2, name) for name in ("0", "1", "2", "3", *FP32, *NARROW) if "offloaded" not in name] + [
+    (4, "1"),
+    (4, "3"),
+]
 
 
 @pytest.mark.parametrize("world_size, name", ESTIMATED)

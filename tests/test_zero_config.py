@@ -107,7 +107,8 @@ def test_keys_that_are_the_runs_own_are_refused(offload, zero, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"precision": "bf16"}, "take precision 'bf16-master'"),
+        ({"precision": "bf16-mixed"}, "take precision 'bf16-master'"),
+        ({"precision": "bf16", "zero_stage": 0}, "at stage 0 take 'bf16-master'"),
         ({"engine": "ddp", "zero_stage": 0}, "is DeepSpeed's; with 'ddp'"),
         ({"engine": "ddp", "zero_stage": 0, "precision": "bf16", "zero": {"overlap_comm": True}}, "take engine"),
         ({"optimizer": "none"}, "'adamw' is"),

@@ -137,11 +137,18 @@ def of_slowest(seconds: float) -> float:
 
 
 def cpu_adam(run: Run, device: torch.device, progress: Progress) -> tuple[bool, str]:
-    """Whether DeepSpeed's CPU Adam is used for a run that offloads, and a word about that. On a CPU it isn't."""
-    if run.offload == "none" or run.optimizer != "adamw" or device.type != "cuda":
+    """Whether DeepSpeed's CPU Adam is used for a run that offloads, and a word about that; on a CPU in `bf16` only.
+
+    Raises:
+        RunError: in `bf16`, if it can't be compiled: DeepSpeed has no other Adam for master weights in bf16.
+    """
+    is_needed = run.precision == "bf16"
+    if run.offload == "none" or run.optimizer != "adamw" or not (is_needed or device.type == "cuda"):
         return False, "PyTorch's AdamW"
     progress("compiling DeepSpeed's CPU Adam, about a minute if it isn't there yet")
     reason = why_no_cpu_adam()
+    if reason and is_needed:
+        raise RunError(f"offload in precision 'bf16' needs DeepSpeed's CPU Adam, which couldn't be compiled: {reason}")
     return not reason, f"PyTorch's AdamW: DeepSpeed's couldn't be compiled ({reason})" if reason else "DeepSpeedCPUAdam"
 
 
