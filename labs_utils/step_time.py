@@ -38,8 +38,8 @@ class Task(NamedTuple):
 def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[str, float] | None:
     """The seconds of one optimizer step on one of the run's ranks by term, which sum to all of it; None if unknown.
 
-    `threads` are those of a rank that offloads its optimizer; None: the most that were recorded, 16 on two H200s, whose
-    ranks shared their host. Ranks of other machines, or more on one, are taken to work at the same rates.
+    `threads` are those of a rank that offloads its optimizer; None: the most that were recorded, 16 for one H200 alone
+    and for each of two, which shared their host. More ranks are taken to work at the rates of two.
     """
     rates = rates_of(device)
     if rates is None:
@@ -53,7 +53,7 @@ def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[s
 def played_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
     """The step without offload, but for the GPU's update; then what the host does while the GPU waits."""
     pinned = run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-    host = recorded_host_rates(rates.device, threads, pinned)
+    host = recorded_host_rates(rates.device, threads, pinned, run.world_size)
     added = offload_seconds(run, host) if host else None
     if added is None:
         return None

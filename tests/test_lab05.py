@@ -81,7 +81,8 @@ def test_threads_are_worth_what_the_lab_says():
 def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
     """What crosses within a tenth: copies of a step are up to 8 % slower than those of the benchmark.
 
-    Adam over the same four billion parameters took 1.17 to 1.51 s in these rows, so its rate is held to their median.
+    Adam over the same four billion parameters took 1.17 to 1.51 s in these rows on two GPUs, and 0.92 to 1.16 s on one:
+    so its rate is held to their median.
     """
     rows = [row for row in recorded() if row.run.offload == "optimizer" and row.outcome == "ok"]
     rows = [row for row in rows if row.run.zero_stage < 3 and row.provenance["threads_per_rank"] == 16]
@@ -89,12 +90,12 @@ def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
     adam = []
     for row in rows:
         pinned = row.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-        estimated = offload_seconds(row.run, recorded_host_rates(H200, 16, pinned))
+        estimated = offload_seconds(row.run, recorded_host_rates(H200, 16, pinned, row.run.world_size))
         split = row.provenance["split_seconds"]
         crossing = [sum(told[f"{what}_transfer"] for what in ("gradient", "parameter")) for told in (estimated, split)]
         assert crossing[0] == pytest.approx(crossing[1], rel=0.1)
         adam.append(estimated["cpu_adam"] / split["cpu_adam"])
-    assert statistics.median(adam) == pytest.approx(1, abs=0.15) and min(adam) > 0.8 and max(adam) < 1.3
+    assert statistics.median(adam) == pytest.approx(1, abs=0.15) and min(adam) > 0.75 and max(adam) < 1.3
 
 
 def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
