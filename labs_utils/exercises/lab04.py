@@ -1,160 +1,20 @@
-"""Lab 04, ZeRO stages: held against torch's AdamW and against what DeepSpeed itself holds and sends on a rank."""
+"""Lab 04, ZeRO stages: held against what DeepSpeed itself holds and sends on a rank; and `partitioned_adam`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any
-
-import torch
 
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
 from labs_utils.exercises.kept import compare_bytes, compare_each, in_each
 from labs_utils.exercises.lone_rank import KINDS, lone_rank, ring_bytes
-from labs_utils.exercises.plain import plain
-from labs_utils.exercises.ranks import on_ranks
+from labs_utils.exercises.partitioned_adam import zero1_step
 
 STAGES = (0, 1, 2, 3)
-UPDATE_TOLERANCE = 1e-3  # of the way that the weights went; rounding in fp32 is 1e-6 of it, weight decay 1e-2
-PERIOD = 1009  # a prime, so that no two parts are alike
-COUNTER_BYTES = 64  # a state's step counters, whatever they are kept in
 TRAFFIC_TOLERANCE = 0.002  # flags and norms that are reduced as well, a few bytes in a hundred thousand
-WAIT_SECONDS = 8.0  # for a rank that never comes
 MARGIN = 0.05  # between a card and what a stage needs: more than a gradient that reaches over a boundary
-ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-
-
-def draw_trainings(rng) -> dict:
-    """Weights that ranks share evenly or not, gradients as small as eps, one rank; groups in turn, and too many.
-
-    Adam forgives a gradient that is N times too long, except where it is as small as eps.
-    """
-    ranks = int(rng.integers(3, 5))
-    trainings = {
-        "divides evenly": {"world_size": ranks, "numel": ranks * int(rng.integers(5, 20))},
-        "doesn't divide": {
-            "world_size": ranks,
-            "numel": ranks * int(rng.integers(5, 20)) + int(rng.integers(1, ranks)),
-        },
-        "tiny gradients": {"world_size": 2, "numel": int(rng.integers(20, 50)), "gradient_scale": 1e-8},
-        "one rank": {"world_size": 1, "numel": int(rng.integers(20, 50))},
-        "two groups in turn": {"world_size": 2, "numel": int(rng.integers(20, 50)), "groups": 2},
-        "many groups of parameters": {
-            "world_size": 4,
-            "numel": 2**20 - int(rng.integers(1, 8)),
-            "groups": 12,
-            "steps": 1,
-        },
-    }
-    defaults = {"gradient_scale": 1.0, "groups": 1, "steps": 4, "lr": 0.01}
-    return {name: {"seed": int(rng.integers(2**31)), **defaults, **part} for name, part in trainings.items()}
-
-
-def numbers(seed: int, numel: int) -> torch.Tensor:
-    """Normal numbers; they come again after `PERIOD`, which takes less time than drawing a million."""
-    drawn = torch.randn(PERIOD, generator=torch.Generator().manual_seed(seed))
-    return drawn.repeat(-(-numel // PERIOD))[:numel]
-
-
-def starting_weights(part: dict) -> torch.Tensor:
-    return numbers(part["seed"], part["numel"])
-
-
-def gradient_of(part: dict, step: int, rank: int) -> torch.Tensor:
-    """The gradient of a rank's batch, in the same direction on all ranks and with noise of its own."""
-    seed = part["seed"] + 1000 * step + 1
-    return part["gradient_scale"] * (numbers(seed, part["numel"]) + numbers(seed + 1 + rank, part["numel"]))
-
-
-def trained(function: Callable, part: dict) -> dict:
-    """The weights of every rank after the steps, shape (ranks, numel), and the most that a group's state takes."""
-
-    start = starting_weights(part)
-
-    def rank(group) -> tuple[torch.Tensor, int]:
-        states: list[dict] = [{} for _ in range(part["groups"])]
-        gradients = [gradient_of(part, step, group.rank()) for step in range(part["steps"])]
-        waiting = {}
-        for step, gradient in enumerate(gradients, start=1):
-            for place in range(part["groups"]):
-                weights = waiting.pop(place, None) if step > 1 else start.clone()
-                function(group, weights, gradient.clone(), states[place], part["lr"])
-                states[place] = plain(states[place])  # numbers and tensors, and no view of anything larger
-                if step < part["steps"]:
-                    waiting[place] = weights
-        return weights, max(state_bytes(state) for state in states)
-
-    weights, sizes = zip(*on_ranks(part["world_size"], rank, WAIT_SECONDS), strict=True)
-    return {"weights": torch.stack(weights), "state_bytes": max(sizes)}
-
-
-def state_bytes(value: Any) -> int:
-    """Bytes of a state, however nested it is."""
-    if isinstance(value, (dict, list, tuple)):
-        return sum(map(state_bytes, value.values() if isinstance(value, dict) else value))
-    return getattr(value, "nbytes", 8)
-
-
-def trained_by_torch(part: dict) -> dict:
-    """`torch.optim.AdamW` on gradients averaged over the ranks; and what one rank's moments take."""
-    weights = torch.nn.Parameter(starting_weights(part))
-    optimizer = torch.optim.AdamW([weights], lr=part["lr"], **ADAM)
-    for step in range(part["steps"]):
-        gradients = [gradient_of(part, step, rank) for rank in range(part["world_size"])]
-        weights.grad = sum(gradients) / len(gradients)
-        optimizer.step()
-    share = -(-part["numel"] // part["world_size"])
-    return {"weights": weights.detach(), "start": starting_weights(part), "state_bytes": 8 * share}
-
-
-def compare_training(got: Any, expected: dict) -> tuple[float, str]:
-    """Two thirds for the weights of all ranks, a third for a state that is only this rank's."""
-    if type(got) is not dict or got.keys() != {"weights", "state_bytes"} or type(got["state_bytes"]) is not int:
-        return 0.0, "expected weights and a state of tensors and numbers"
-    fault = weights_fault(got["weights"], expected)
-    if fault:
-        return 0.0, fault
-    if got["state_bytes"] > expected["state_bytes"] + COUNTER_BYTES:
-        factor = got["state_bytes"] / expected["state_bytes"]
-        return 2 / 3, f"the weights are right, but a rank's state takes {factor:.3g} times as much as its own moments"
-    return 1.0, "as expected"
-
-
-def weights_fault(weights: Any, expected: dict) -> str | None:
-    truth = expected["weights"]
-    if not isinstance(weights, torch.Tensor) or weights.shape[1:] != truth.shape or weights.dtype != truth.dtype:
-        return "the weights must keep their shape and type"
-    way = (truth - expected["start"]).norm()
-    apart = max((other - weights[0]).norm() for other in weights)
-    if not apart <= UPDATE_TOLERANCE * way:
-        return "the ranks end with different weights: what does each know of the others' parts?"
-    off = (weights[0] - truth).norm() / way
-    if off <= UPDATE_TOLERANCE:
-        return None
-    moved = ((weights[0] - expected["start"]).abs() > 0).float().mean()
-    if moved < 0.99:
-        return f"only {moved:.0%} of the weights have moved"
-    return (
-        f"the weights are off by {off:.2g} of the way that they should go: which gradient, which moments, which step?"
-    )
-
-
-zero1_step = Exercise(
-    id="lab04.zero1_step",
-    points=4,
-    draw=draw_trainings,
-    call=in_each(trained),
-    truth=in_each(trained_by_torch),
-    compare=partial(compare_each, compare_training),
-    hints=(
-        "Pad a copy of the gradient with zeros so that it divides into group.size() parts of the same length.",
-        "dist.reduce_scatter adds up. Adam hardly notices a factor, but where gradients are small it does.",
-        "Keep two tensors as long as a part, and a count of steps. Then gather all parts, and drop the padding.",
-    ),
-    forbidden=("labs_utils", "deepspeed", "ZeroRedundancyOptimizer", "torch.optim"),
-)
 
 
 def draw_models(rng) -> dict:

@@ -1,151 +1,20 @@
-"""Lab 05, ZeRO-Offload: held against torch's AdamW, DeepSpeed's own copies, and steps that are played out."""
+"""Lab 05, ZeRO-Offload: held against DeepSpeed's own copies and steps that are played out; and `host_adam`."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
+from labs_utils.exercises.host_adam import cpu_offloaded_adam
 from labs_utils.exercises.kept import compare_each, in_each
 from labs_utils.exercises.lone_rank import lone_rank
-from labs_utils.exercises.plain import plain
-from labs_utils.exercises.two_memories import TwoMemories
 
-ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-DEVICE_SPARE = 2.5  # times the largest tensor: room for its new weights, and not for its moments
-TRAFFIC_TOLERANCE = 1.02
-EARLY_STEPS = 4
-NEARLY = 0.2
 BYTES_TOLERANCE = 1e-9  # as far as the order of operations changes a float
 MOST_MICRO_STEPS = 10**5
 SECONDS_TOLERANCE = 1e-6
-
-
-def draw_trainings(rng) -> dict:
-    """Steps that bf16 shows, steps too small for it, a gradient as small as eps, and one that is large at first.
-
-    The last tells what second moments remember: the large gradients stay in them as long as beta2 says, and less is
-    forgotten and added in bf16. It takes many steps, in which single roundings of weights even out: the weights must
-    come closer.
-    """
-
-    def shapes() -> list[list[int]]:
-        return [[int(n) for n in rng.integers(20, 60, size=2)], [int(rng.integers(200, 900))], [7, 5, 3]]
-
-    trainings = {
-        "usual steps": {"steps": 12, "lr": 0.05},
-        "small steps": {"steps": 20, "lr": 0.001, "tolerance": 0.1},  # one weight rounded otherwise can make 0.05
-        "tiny gradients": {"steps": 4, "lr": 0.05, "early": 3e-8, "late": 3e-8},
-        "large gradients at first": {"steps": 150, "lr": 0.02, "early": 30.0, "tolerance": 0.006},
-    }
-    usual = {"early": 1.0, "late": 1.0, "tolerance": 0.03}
-    return {
-        name: {"seed": int(rng.integers(2**31)), "shapes": shapes(), **usual, **part}
-        for name, part in trainings.items()
-    }
-
-
-def starting_weights(part: dict) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(part["seed"])
-    return [torch.randn(shape, generator=generator).bfloat16() for shape in part["shapes"]]
-
-
-def gradients_of(part: dict, step: int) -> list[torch.Tensor]:
-    """In one direction over the steps, with noise; of size `early` in the first few and `late` after them."""
-    generator = torch.Generator().manual_seed(part["seed"] + 1)
-    drawn = [torch.randn(shape, generator=generator) for shape in part["shapes"]]
-    generator.manual_seed(part["seed"] + 2 + step)
-    size = part["early" if step < EARLY_STEPS else "late"]
-    return [(size * (each + torch.randn(each.shape, generator=generator))).bfloat16() for each in drawn]
-
-
-def trained(function: Callable, part: dict) -> dict:
-    """The weights after the steps, in a row, and the bytes moved each way in a step.
-
-    Each step is given a list of its own, so that a weight counts where it was and not where the list points.
-    """
-    weights, state = starting_weights(part), {}
-    nbytes = [weight.nbytes for weight in weights]
-    memories = TwoMemories(int(2 * sum(nbytes) + DEVICE_SPARE * max(nbytes)))
-    for weight in weights:
-        memories.put_on_device(weight)
-    for step in range(part["steps"]):
-        if step == 1:  # what the first one sends to begin with doesn't count
-            memories.moved.update(down=0, up=0)
-        gradients = [memories.put_on_device(gradient) for gradient in gradients_of(part, step)]
-        with memories:
-            function(memories, list(weights), gradients, state, part["lr"])
-        del gradients
-    moved = {way: count / (part["steps"] - 1) for way, count in memories.moved.items()}
-    return {"weights": plain(torch.cat([weight.flatten().float() for weight in weights])), **moved}
-
-
-def trained_by_torch(part: dict) -> dict:
-    """`torch.optim.AdamW` on fp32 copies of the weights, and the bytes of one bf16 copy of them."""
-    start = starting_weights(part)
-    masters = [torch.nn.Parameter(weight.float()) for weight in start]
-    optimizer = torch.optim.AdamW(masters, lr=part["lr"], **ADAM)
-    for step in range(part["steps"]):
-        for master, gradient in zip(masters, gradients_of(part, step), strict=True):
-            master.grad = gradient.float()
-        optimizer.step()
-    ends = [master.detach().bfloat16().flatten().float() for master in masters]
-    starts = torch.cat([weight.flatten().float() for weight in start])
-    nbytes = sum(weight.nbytes for weight in start)
-    return {"weights": torch.cat(ends), "start": starts, "bytes": nbytes, "tolerance": part["tolerance"]}
-
-
-def compare_training(got: Any, expected: dict) -> tuple[float, str]:
-    """Two thirds for the weights, a third for moving no more than gradients down and weights up in 16 bits."""
-    if type(got) is not dict or got.keys() != {"weights", "down", "up"}:
-        return 0.0, "expected weights and bytes moved"
-    way = expected["weights"] - expected["start"]
-    off = (got["weights"] - expected["weights"]).norm() / way.norm()
-    if not off <= expected["tolerance"]:
-        return 0.0, weights_fault(got["weights"] - expected["start"], way, off)
-    least, down, up = expected["bytes"], got["down"], got["up"]
-    if min(down, up) < 0.98 * least:
-        return 0.0, "the weights are right, but they have crossed otherwise than through `memories`"
-    for name, nbytes in {"down": down, "up": up}.items():
-        if nbytes > TRAFFIC_TOLERANCE * least:
-            return 2 / 3, (
-                f"the weights are right, but {nbytes / least:.3g} times the bytes of the weights go {name} in a step: "
-                "what has to cross, and in which type?"
-            )
-    return 1.0, "as expected"
-
-
-def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
-    if not moved.abs().sum():
-        return (
-            "the weights have not moved: are they changed in place (`weights[i] = …` changes only the list), "
-            "and do steps smaller than bf16 get lost?"
-        )
-    share = moved.norm() / way.norm()
-    fault = f"the weights go {share:.3g} times as far as they should and end {off:.2g} of the way off"
-    nearly = ": nearly right, so look at betas and weight decay, and at the moments' type"
-    return fault + (nearly if off < NEARLY else "")
-
-
-cpu_offloaded_adam = Exercise(
-    id="lab05.cpu_offloaded_adam",
-    points=4,
-    draw=draw_trainings,
-    call=in_each(trained),
-    truth=in_each(trained_by_torch),
-    compare=partial(compare_each, compare_training),
-    hints=(
-        "In the first step, make the master weights: a copy of the weights on the host, in fp32. Keep them in `state`.",
-        "Send the gradient down as it is, in bf16, and widen it on the host.",
-        "Round the new master weights to bf16 on the host, and copy those into the weights.",
-    ),
-    forbidden=("labs_utils", "deepspeed", "torch.optim"),
-)
 
 
 def draw_steps(rng) -> dict:
