@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from labs_utils.answer import PHASES
 from labs_utils.figures import show
 from labs_utils.looks import LEGEND, new_axes, part_legend, wrapped
-from labs_utils.plot import STEP_LABEL, draw_step
 from labs_utils.predictions import METHOD_LABELS
+from labs_utils.step_area import STEP_LABEL, draw_step
 from labs_utils.tables import scale, worded, worded_bytes
 from labs_utils.timeline import Timeline
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from labs_utils import estimate, plot
+from labs_utils import estimate, plot, step_area
 from labs_utils.answer import PARTS, PHASES, Answer
 from labs_utils.device import H200
 from labs_utils.estimate import estimate_timeline
@@ -163,7 +163,7 @@ def test_the_memory_of_the_device_is_a_line(answer):
 @pytest.mark.parametrize("most", [1, 7, 120])
 def test_thinning_keeps_the_peak_and_every_stretch_of_the_step(timeline, most):
     moments = list(timeline.moments())
-    kept = plot.thinned(moments, most)
+    kept = step_area.thinned(moments, most)
     assert len(kept) <= most < len(moments)
     assert max(moment.live_bytes for _, moment in kept) == timeline.peak().live_bytes
     starts = [start for start, _ in kept] + [len(moments)]
@@ -172,7 +172,7 @@ def test_thinning_keeps_the_peak_and_every_stretch_of_the_step(timeline, most):
 
 def test_a_short_timeline_is_not_thinned(timeline):
     moments = list(timeline.moments())[:5]
-    assert plot.thinned(moments, 5) == list(enumerate(moments))
+    assert step_area.thinned(moments, 5) == list(enumerate(moments))
 
 
 def test_the_areas_of_a_timeline_reach_the_peak_and_no_higher(timeline):
