@@ -10,7 +10,7 @@ from labs_utils.figures import in_notebook
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence]) -> None:
-    """Display rows under the names of their columns; columns of numbers are aligned on the right.
+    """Display rows under the names of their columns; columns of numbers (and "none") are aligned on the right.
 
     Outside a notebook the table is printed.
     """
@@ -22,10 +22,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence]) -> None:
         return
     from IPython.display import display
 
-    sides = [
-        "right" if all(isinstance(value, (int, float)) for value in values) else "left"
-        for values in zip(*rows, strict=True)
-    ]
+    sides = ["right" if _are_numbers(values) else "left" for values in zip(*rows, strict=True)]
     body = "".join(_row(line, "td", sides) for line in lines)
     markup = f"<table><thead>{_row(columns, 'th', sides)}</thead><tbody>{body}</tbody></table>"
     display({"text/html": markup, "text/plain": plain}, raw=True)
@@ -47,6 +44,12 @@ def worded_bytes(nbytes: int) -> str:
 def scale(largest: int) -> tuple[int, str]:
     """The unit for a figure whose largest number is `largest` bytes: its size and its name."""
     return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB") if largest >= 2**20 else (2**10, "KiB")
+
+
+def _are_numbers(values: Sequence) -> bool:
+    """Whether there are numbers, and nothing else but gaps."""
+    rest = [value for value in values if not isinstance(value, (int, float))]
+    return len(rest) < len(values) and set(rest) <= {"", "none"}
 
 
 def _row(cells: Sequence[str], tag: str, sides: Sequence[str]) -> str:
