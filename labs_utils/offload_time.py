@@ -94,7 +94,9 @@ def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
     The host's rates were measured on fp32, and its memory sets them: with masters in bf16 there is less to pass over.
     At stage 3 new weights come up from where they were rounded, which isn't pinned.
     """
-    if run.offload == "none" or run.optimizer != "adamw" or run.zero.get("offload_optimizer", {}).get("ratio", 1) != 1:
+    settings = run.zero.get("offload_optimizer", {})
+    is_partial = settings.get("ratio", 1) != 1 or settings.get("super_offload")
+    if run.offload == "none" or run.optimizer != "adamw" or is_partial:
         return None
     part, moved = run.model.parameters / run.world_size, moved_bytes(run)
     narrow, wide = WEIGHT_BYTES[run.precision], master_bytes(run)

@@ -114,19 +114,53 @@ def test_the_lectures_gpus_needed_no_more_than_the_optimizer_offloaded():
     assert peaks["all"].peak_bytes < 15e9
 
 
-def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
+def lab_after_changes(*more):
     rates = "link-rates link-seconds step-terms lecture-adam".split()
-    cells = "recorded-with change-list change-plain change-without change-table share-curves share-reveal"
-    lab = after(*rates, *cells.split())
-    assert lab["ratio"](1000, {}) > 1.3 > 1.02 > lab["ratio"](1000, lab["FP32"])
-    assert 8 < lab["enough"][0] < 20
-    times = {name: lab["change_row"](name, *change)[4] for name, change in lab["changes"].items()}
+    cells = "recorded-with change-list change-without change-table tokens-figure share-curves".split()
+    return after(*rates, *cells, *more)
+
+
+def test_each_change_costs_what_the_text_says():
+    lab = lab_after_changes()
+    times = {name: lab["change_row"](name, run)[4] for name, run in lab["changes"].items()}
     assert times["one thread"] > times["pageable memory"] > times["gradients clipped"]
     assert times["gradients clipped"] > times["sixteen threads, pinned"] > times["8 micro-steps"]
-    assert times["8 micro-steps"] > times["8 micro-steps in fp32"] > times["16 micro-steps in fp32"] > 1.25
+    took = {name: lab["change_row"](name, run)[3] for name, run in lab["changes"].items()}
+    assert took["stage 3"] > took["stage 3, everything"] > took["sixteen threads, pinned"]
+
+
+def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
+    lab = lab_after_changes("share-reveal")
+
+    def times(n, zero, kind):
+        return lab["times"](lab["big"](grad_accum=n, zero=zero), kind)
+
+    assert times(1000, {}, 0) > 1.3 > 1.02 > times(1000, lab["FP32"], 0)
+    assert 8 < lab["fewest"] < 20
     for zero in ({}, lab["FP32"]):  # "Recorded points lie above their curves"
-        points = lab["recorded_ratios"](zero)
-        assert len(points) >= 2 and all(times > lab["ratio"](n, zero) for n, times in points.items())
+        points = {n: times(n, zero, 1) for n in lab["COUNTS"]}
+        assert sum(point is not None for point in points.values()) >= 2
+        assert all(point > times(n, zero, 0) for n, point in points.items() if point)
+
+
+def test_only_the_number_of_tokens_counts_and_a_hundred_thousand_are_enough():
+    lab = lab_after_changes("newer-runs")
+    big, some, fp32 = lab["big"], lab["some"], lab["FP32"]
+    apart, at_once = (lab["times"](big(**each), 1) for each in ({"grad_accum": 8, "zero": fp32}, {"micro_batch": 8}))
+    assert apart == pytest.approx(at_once, rel=0.01)
+    many = some(grad_accum=8, micro_batch=4, zero=fp32)
+    assert many.micro_batch * many.grad_accum * many.seq_len == 131072
+    assert lab["times"](many, 1) <= 1.25 < lab["times"](many.replace(micro_batch=2), 1)
+
+
+def test_bf16_states_halve_adams_time_and_superoffload_takes_longer():
+    lab = lab_after_changes("newer-runs", "newer-table")
+    rows = {row[0]: row[1:] for row in lab["rows"]}
+    host, _, step, adam, _ = rows["stage 2, all in bf16"]
+    assert adam == pytest.approx(rows["stage 2"][3] / 2, rel=0.03) and step < rows["stage 2"][2]
+    assert host < 0.6 * rows["stage 2"][0]
+    assert rows["stage 3, SuperOffload"][2] > 1.5 * rows["stage 3"][2]
+    assert rows["stage 3, SuperOffload"][:2] == ("none", "none")
 
 
 def test_recorded_steps_of_8b_come_close_to_the_roofline():
