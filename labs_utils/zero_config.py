@@ -88,6 +88,8 @@ def why_not_deepspeed(run: Run) -> str | None:
         return "DeepSpeed has precision 'bf16' from stage 1 on; at stage 0 take 'bf16-master'"
     if run.optimizer in ("none", "adamw-8bit"):
         return f"optimizer {run.optimizer!r} with DeepSpeed isn't covered yet; 'adamw' is"
+    if run.precision == "bf16" and run.offload != "none" and run.optimizer != "adamw":
+        return f"offload in precision 'bf16' needs DeepSpeed's CPU Adam: take optimizer 'adamw', not {run.optimizer!r}"
     if own := OWN_FIELDS.keys() & run.zero.keys():
         return f"zero key {min(own)!r} is a field of the run; take {OWN_FIELDS[min(own)]!r}"
     if reason := why_not_offload_keys(run) or next(filter(None, starmap(why_not_value, run.zero.items())), None):

@@ -112,6 +112,8 @@ def test_keys_that_are_the_runs_own_are_refused(offload, zero, words):
         ({"engine": "ddp", "zero_stage": 0}, "is DeepSpeed's; with 'ddp'"),
         ({"engine": "ddp", "zero_stage": 0, "precision": "bf16", "zero": {"overlap_comm": True}}, "take engine"),
         ({"optimizer": "none"}, "'adamw' is"),
+        ({"precision": "bf16", "offload": "optimizer", "optimizer": "sgd"}, "take optimizer 'adamw', not 'sgd'"),
+        ({"precision": "bf16", "offload": "optimizer", "optimizer": "adamw-loop"}, "take optimizer 'adamw'"),
         ({"mode": "infer"}, "'train' is"),
     ],
 )
