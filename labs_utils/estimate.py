@@ -115,6 +115,8 @@ def why_out_of_memory(tensors: Timeline, peak_bytes: int, reserved_bytes: int, d
     limit_bytes = device.allocator_bytes
     if limit_bytes is None or reserved_bytes <= limit_bytes or tensors.fits_in(limit_bytes):
         return None
+    if (most_bytes := tensors.most_bytes()) > max(limit_bytes, peak_bytes):
+        return f"a step takes {peak_bytes / GIB:.1f} GiB, but setting up takes {most_bytes / GIB:.1f} on {device.name}"
     return f"the peak is {peak_bytes / GIB:.1f} GiB, but in {device.name}'s memory its blocks would be too fragmented"
 
 

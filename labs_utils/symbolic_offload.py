@@ -67,6 +67,9 @@ class OffloadStep(OnHost, ZeroStep):
         self.gradient = self.new_on_host(self.part_elements, self.master.itemsize, "gradients", "gradients")
 
     def new_state(self, elements: int, operator: str) -> Tensor:
+        """`weights_partition`: a rank's part of the weights is cloned on the GPU, and only then goes to the host."""
+        clone = self.tape.new(elements, self.itemsize, "clone", "optimizer_states")
+        del clone
         return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states")
 
     @property

@@ -75,6 +75,10 @@ class Timeline:
         passed = max([inside[0], *(index + 1 for index in inside)], key=live.__getitem__)
         return Moment(self.events[max(passed - 1, inside[0])], live[passed], self._parts_after(passed))
 
+    def most_bytes(self) -> int:
+        """The most live bytes at all, also before the step."""
+        return max(accumulate((event.change_bytes for event in self.events), initial=0))
+
     def phase_peak_bytes(self) -> dict[str, int]:
         """The most live bytes in each phase of a step, of which none may be missing."""
         live, peaks = 0, {}

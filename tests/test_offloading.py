@@ -220,6 +220,25 @@ def test_a_gpu_that_a_step_fits_is_large_enough_to_begin(gib, stage, offload):
     assert estimate(run.replace(precision="fp16-master", checkpointing="full"), device).outcome == "ok"
 
 
+@pytest.mark.parametrize(("ranks", "gib"), [(1, 29.9), (2, 22.4)])
+def test_a_gpu_too_small_for_the_copy_that_masters_are_made_of_is_named_as_that(ranks, gib):
+    """Stage 2 clones a rank's part of the weights beside all of them: for one rank twice the model, as recorded."""
+    device = find_device("V100-32GB").model_copy(update={"memory_bytes": 23 * 2**30})
+    run = offloaded_run(model="llama-3.1-8b", seq_len=512, zero_stage=2, world_size=ranks, zero=SMALL)
+    answer = estimate(run.replace(precision="bf16", checkpointing="full"), device)
+    assert answer.outcome == "out of memory" and answer.peak_bytes < 21.5 * 2**30
+    assert f"but setting up takes {gib} on V100-32GB" in answer.provenance["reason"]
+
+
+def test_setting_up_takes_what_was_recorded():
+    rows = [row for row in recorded() if row.run.offload == "optimizer" and row.run.zero_stage == 2]
+    rows = [row for row in rows if "set_up_peak_bytes" in row.provenance]
+    for row in rows:
+        step = distributed_step(row.run, find_device("H200"))
+        assert step.tape.timeline.most_bytes() == pytest.approx(row.provenance["set_up_peak_bytes"], rel=1e-3)
+    assert rows
+
+
 def of_layers(count):
     return {**LLAMA_8B.model_dump(), "num_hidden_layers": count}
 
