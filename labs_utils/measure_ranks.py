@@ -12,6 +12,7 @@ from labs_utils.launch import launch_each
 from labs_utils.offloading import left_pinned_bytes, offloaded_bytes
 from labs_utils.run import Run
 from labs_utils.symbolic_operators import FP32_BYTES
+from labs_utils.zero_config import master_bytes
 
 WORKER = "labs_utils.workers.zero"
 PROCESS_BYTES = 500 * 10**6  # Python, torch, transformers and DeepSpeed, without a model
@@ -73,9 +74,12 @@ def resident_bytes(guess: Answer) -> int:
 
 
 def bytes_of_states(run: Run, offloaded: int) -> int:
-    """On a CPU: 2 bytes a weight, once a rank but at stage 3; 14 of gradients, masters and moments, shared or not."""
-    parameters = run.model.parameters
+    """On a CPU: 2 bytes a weight, once a rank but at stage 3, and of its gradient; then master and moments, shared or not.
+
+    With the gradient those are 14 bytes a weight, and 8 in `bf16`.
+    """
+    parameters, of_states = run.model.parameters, 2 + 3 * master_bytes(run)
     models = 1 if run.zero_stage == 3 else run.world_size
     replicas = 1 if run.zero_stage else run.world_size
-    states = 2 * models * parameters + max(replicas * 14 * parameters, offloaded)
+    states = 2 * models * parameters + max(replicas * of_states * parameters, offloaded)
     return run.world_size * PROCESS_BYTES + states

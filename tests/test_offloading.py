@@ -212,6 +212,14 @@ def test_a_host_that_is_too_small_is_said_before_anything_is_allocated(monkeypat
     assert measure_ranks.host_bytes_of_ranks(fitting) < 100 * 2**30 <= measure_ranks.host_bytes_of_ranks(not_fitting)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-master", "fp32"])
+def test_states_alone_are_not_taken_for_more_than_is_estimated(precision, stage):
+    run = offloaded_run(model="llama-3.2-1b", offload="none", precision=precision, zero_stage=stage, zero=SMALL)
+    needed = run.world_size * measure_ranks.resident_bytes(estimate(run, CPU))
+    assert 0.5 * needed < measure_ranks.bytes_of_states(run, offloaded=0) < needed
+
+
 @pytest.mark.parametrize(("gib", "stage", "offload"), [(8, 3, "all"), (15, 3, "optimizer"), (24, 2, "optimizer")])
 def test_a_gpu_that_a_step_fits_is_large_enough_to_begin(gib, stage, offload):
     """8B: at stage 3 the weights are never whole there; at stage 2 they are laid end to end where there is room."""
