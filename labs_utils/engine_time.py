@@ -125,8 +125,12 @@ def piece_bytes(run: Run, elements: float) -> float:
 
 
 def step_bytes(run: Run) -> int:
-    """Gradients to fp32, unscaled where losses are scaled, and weights back, of all parameters."""
-    return (2 * cast_bytes(run) + UNSCALED * run.precision.startswith("fp16")) * run.model.parameters
+    """Gradients to the masters' type, unscaled where losses are scaled, and weights back, of all parameters.
+
+    In `bf16` gradients are of that type.
+    """
+    copies = 1 if run.precision == "bf16" else 2
+    return (copies * cast_bytes(run) + UNSCALED * run.precision.startswith("fp16")) * run.model.parameters
 
 
 def cast_bytes(run: Run) -> int:

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from labs_utils import device_rates, step_rates
 from labs_utils.device import CPU, H200, find_device
 from labs_utils.device_rates import MissingRate, between, rates_of
+from labs_utils.engine_time import engine_work
 from labs_utils.estimate import estimate
 from labs_utils.host_rates import host_runs
 from labs_utils.recall import benchmarks, recorded
@@ -48,6 +49,13 @@ def test_the_median_error_is_within_the_target_over_runs_of_ddp_and_deepspeed(er
 def test_runs_that_offload_are_within_the_target(errors):
     offloaded = [error for run, error in errors if run.offload != "none"]
     assert len(offloaded) > 15 and median_size(offloaded) <= 2 * MOST_MEDIAN
+
+
+@pytest.mark.parametrize(("precision", "moved_bytes"), [("fp32", 0), ("bf16", 4), ("bf16-master", 12)])
+def test_gradients_are_copied_only_to_masters_of_another_type(precision, moved_bytes):
+    """Of a rank's part, weights come back from masters apart from them; each copy reads and writes."""
+    run = Run.parse({**ZERO, "zero_stage": 3, "precision": precision})
+    assert engine_work(run).step_bytes == moved_bytes * run.model.parameters / run.world_size
 
 
 def test_offload_adds_what_the_host_does_while_the_gpu_waits():
