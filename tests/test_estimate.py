@@ -190,7 +190,7 @@ def test_heads_too_large_for_fused_kernels_are_left_to_eager_attention():
             "optimizer 'adamw-loop' with offload isn't",
         ),
         ({"zero_stage": 1, "zero": {"round_robin_gradients": True}}, "zero key 'round_robin_gradients' isn't"),
-        ({"zero_stage": 1, "precision": "bf16"}, "DeepSpeed keeps an fp32 master copy"),
+        ({"zero_stage": 1, "precision": "bf16-mixed"}, "with DeepSpeed take precision 'bf16-master'"),
         ({"engine": "ddp", "precision": "bf16-master"}, "precision 'bf16-master' is DeepSpeed's"),
         ({"zero_stage": 1, "zero": {"stage": 0}}, "zero key 'stage' is a field of the run"),
         ({"zero_stage": 1, "zero": {"reduce_bucket_size": -5}}, "zero key 'reduce_bucket_size' must be a whole number"),
