@@ -74,9 +74,9 @@ def resident_bytes(guess: Answer) -> int:
 
 
 def bytes_of_states(run: Run, offloaded: int) -> int:
-    """On a CPU: 2 bytes a weight, once a rank but at stage 3, and of its gradient; then master and moments, shared or not.
+    """On a CPU: 2 bytes a weight, once a rank but at stage 3; then gradients, masters and moments, shared or not.
 
-    With the gradient those are 14 bytes a weight, and 8 in `bf16`.
+    The latter are 14 bytes a weight, and 8 in `bf16`.
     """
     parameters, of_states = run.model.parameters, 2 + 3 * master_bytes(run)
     models = 1 if run.zero_stage == 3 else run.world_size

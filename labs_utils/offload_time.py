@@ -71,10 +71,10 @@ def recorded_host_rates(
 def moved_bytes(run: Run) -> dict[str, float]:
     """Bytes that a rank sends to the host and gets back in a step.
 
-    Gradients go down in the masters' type in the last micro-step, new weights come up in the model's type. Stage 2 that accumulates
-    also sends each micro-step's sum down in that type, and fetches it in each but the first, unless it accumulates in
-    fp32. Stage 3 does both in every micro-step; offloaded weights come up for each forward, and again for each backward
-    unless they are kept.
+    Gradients go down in the masters' type in the last micro-step, new weights come up in the model's type. Stage 2 that
+    accumulates also sends each micro-step's sum down in that type, and fetches it in each but the first, unless it
+    accumulates in fp32. Stage 3 does both in every micro-step; offloaded weights come up for each forward, and again
+    for each backward unless they are kept.
     """
     part, narrow = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision]
     down = up = 0
