@@ -247,6 +247,16 @@ def test_setting_up_takes_what_was_recorded():
     assert rows
 
 
+def test_one_rank_reserves_what_was_recorded():
+    """Its largest block is the one in which the weights were cloned."""
+    rows = [row for row in recorded() if row.run.offload == "optimizer" and row.run.zero_stage == 2]
+    rows = [row for row in rows if row.run.world_size == 1]
+    for row in rows:
+        reserved_bytes = estimate(row.run, find_device("H200")).provenance["reserved_bytes"]
+        assert reserved_bytes == pytest.approx(row.provenance["reserved_bytes"], rel=0.005)
+    assert rows
+
+
 def of_layers(count):
     return {**LLAMA_8B.model_dump(), "num_hidden_layers": count}
 
