@@ -32,8 +32,14 @@ def why_no_cpu_adam() -> str | None:
         drop_old_locks()
         CPUAdamBuilder().load(verbose=False)
     except Exception as error:  # a compiler's failures are of every kind
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        return f"{type(error).__name__}: {telling_line(str(error))[:200]}"
     return None
+
+
+def telling_line(text: str) -> str:
+    """The first line of a compiler's words that says what is wrong, else the first of all."""
+    lines = text.strip().splitlines() or [""]
+    return next((line for line in lines if "not found" in line or "error:" in line.lower()), lines[0])
 
 
 def drop_old_locks() -> None:

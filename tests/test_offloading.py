@@ -23,7 +23,7 @@ from labs_utils.estimate import estimate, read_off, step_timeline
 from labs_utils.launch import launch
 from labs_utils.measure import Settings, measure, measure_all
 from labs_utils.moved import ASIDE, StepClock
-from labs_utils.offloading import drop_old_locks, left_pinned_bytes, offloaded_bytes
+from labs_utils.offloading import drop_old_locks, left_pinned_bytes, offloaded_bytes, telling_line
 from labs_utils.recall import recorded
 from labs_utils.run import LLAMA_8B, ModelShape, Run, RunError
 from labs_utils.symbolic_ranks import distributed_step
@@ -329,3 +329,11 @@ def test_what_only_deepspeeds_adam_can_do_is_refused_where_it_cant_be_compiled(m
     monkeypatch.setattr(zero, "why_no_cpu_adam", lambda: "no compiler")
     with pytest.raises(RunError, match="offload in precision 'bf16' needs DeepSpeed's CPU Adam, .* no compiler"):
         zero.cpu_adam(offloaded_run(zero_stage=2, precision="bf16"), torch.device("cpu"), lambda doing: None)
+
+
+def test_a_failed_compilation_is_named_by_the_line_that_says_why():
+    words = (
+        "Error building extension 'cpu_adam': [1/3] c++ -MMD -MF cpu_adam.o\n/bin/sh: 1: c++: not found\nninja: stopped"
+    )
+    assert telling_line(words) == "/bin/sh: 1: c++: not found"
+    assert telling_line("no ninja") == "no ninja" and telling_line("") == ""
