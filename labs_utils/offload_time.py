@@ -36,10 +36,10 @@ class HostRates(NamedTuple):
 
 
 def host_lines(device: Device, ranks: int | None = None) -> list[Benchmark]:
-    """What was recorded of the host with so many ranks, or the most that are fewer; None: with the most of all."""
+    """What was recorded of the host with so many ranks, or the next fewer, or else the fewest; None: with the most."""
     lines = [line for line in benchmarks(device) if line.subject.startswith(OF_ALL_RANKS)]
     known = sorted({line.shape["ranks"] for line in lines})
-    nearest = max((count for count in known if ranks is None or count <= ranks), default=None)
+    nearest = max((count for count in known if ranks is None or count <= ranks), default=min(known, default=None))
     return [line for line in lines if line.shape["ranks"] == nearest]
 
 

@@ -13,6 +13,7 @@ from labs_utils.device_rates import MissingRate, between, rates_of
 from labs_utils.engine_time import engine_work
 from labs_utils.estimate import estimate
 from labs_utils.host_rates import host_runs
+from labs_utils.offload_time import host_lines, recorded_host_rates
 from labs_utils.recall import benchmarks, recorded
 from labs_utils.run import LLAMA_1B, LLAMA_8B, TINY, Run
 from labs_utils.step_time import TERMS, Clock, Task, step_seconds
@@ -217,3 +218,11 @@ def test_every_variant_has_its_work_in_three_phases(variant):
 def test_what_is_measured_has_the_names_that_are_asked_for():
     assert set(host_runs()) >= {"", ", two micro-steps", ", full checkpointing", ", selective checkpointing"}
     assert torch.cuda.is_available() or list(step_rates.sections("cpu", 0.0, 0)) == ["the host's work for all ranks"]
+
+
+def test_the_hosts_rates_are_those_of_as_many_ranks_or_of_the_nearest():
+    ranks = {asked: {line.shape["ranks"] for line in host_lines(H200, asked)} for asked in (None, 1, 2, 8)}
+    assert ranks == {None: {2}, 1: {1}, 2: {2}, 8: {2}}
+    one, two = (recorded_host_rates(H200, 16, ranks=count) for count in (1, 2))
+    assert 1.3 < one.adam / two.adam < 2  # they share the host's memory
+    assert host_lines("no such device", 1) == []
