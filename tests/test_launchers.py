@@ -73,7 +73,7 @@ def test_a_process_alone_is_the_only_rank(tmp_path):
 
 
 def test_a_failure_is_told_and_ends_with_an_error(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({**RUN, "precision": "bf16"}))
+    (tmp_path / "run.json").write_text(json.dumps({**RUN, "precision": "bf16-mixed"}))
     command = [sys.executable, "-m", WORKER, tmp_path / "run.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
