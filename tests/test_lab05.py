@@ -116,8 +116,9 @@ def test_the_lectures_gpus_needed_no_more_than_the_optimizer_offloaded():
 
 def lab_after_changes(*more):
     rates = "link-rates link-seconds step-terms lecture-adam".split()
-    cells = "recorded-with change-list change-without change-table tokens-figure share-curves".split()
-    return after(*rates, *cells, *more)
+    changes = "recorded-with change-list change-seconds change-without change-table".split()
+    curves = "tokens-times tokens-figure share-curves".split()
+    return after(*rates, *changes, *curves, *more)
 
 
 def test_each_change_costs_what_the_text_says():
