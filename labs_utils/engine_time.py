@@ -134,7 +134,7 @@ def step_bytes(run: Run) -> int:
 
 
 def cast_bytes(run: Run) -> int:
-    """A copy from the weights' type to that of the master weights, or back; none where there are no such."""
+    """A copy from 16-bit weights to the type of the master weights, or back; none in fp32."""
     narrow = WEIGHT_BYTES[run.precision]
     return narrow + master_bytes(run) if narrow == 2 else 0
 
