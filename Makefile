@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 HANDOUTS := $(patsubst notebooks/%.ipynb,handouts/%.html,$(NOTEBOOKS))
-COURSE := $(wildcard labs_utils/*.py labs_utils/*/*.py labs_utils/handout_template/* data/*.csv data/*/*)
+COURSE := $(wildcard labs_utils/*.py labs_utils/*/*.py labs_utils/pages/template/* data/*.csv data/*/*)
 
 # Compilers' helpers such as ninja are looked for on PATH, where an environment that isn't activated doesn't put them.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

@@ -3,44 +3,27 @@
 The names below load on first use, so that importing the package needs neither torch nor a second's time.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
+from labs_utils.faces import lazy_face
 
-_MODULE_OF = {
-    "run": ("Run", "RunError", "ModelShape", "PRESETS", "TINY", "LLAMA_125M", "LLAMA_1B", "LLAMA_8B"),
-    "answer": ("Answer", "PARTS", "PHASES"),
-    "device": ("Device", "find_device", "this_device", "CPU", "H200"),
-    "estimate": ("estimate",),
-    "dry_run": ("dry_run", "dry_run_timeline"),
-    "tracker": ("MemoryTracker", "Timeline"),
-    "measure": ("measure",),
-    "launch": ("launch", "LaunchError"),
-    "recall": ("recall",),
-    "plot": ("compare", "plot_parts", "plot_timeline", "plot_curves", "Curve"),
-    "tables": ("show_table",),
-    "exercises": ("Exercise", "check", "predict", "reveal"),
-}
-_HOME = {name: module for module, names in _MODULE_OF.items() for name in names}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"labs_utils has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"labs_utils.{_HOME[name]}"), name)
-
-
-def __dir__():
-    return __all__
-
-
-class _Package(ModuleType):
-    """Keeps `labs_utils.estimate` the function: importing the module of that name would put itself in its place."""
-
-    def __setattr__(self, name, value):
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "labs_utils.run": ("Run", "RunError", "ModelShape", "PRESETS", "TINY", "LLAMA_125M", "LLAMA_1B", "LLAMA_8B"),
+        "labs_utils.answer": ("Answer", "PARTS", "PHASES"),
+        "labs_utils.device": ("Device", "find_device", "this_device", "CPU", "H100", "H200"),
+        "labs_utils.allocator": ("CachingAllocator",),
+        "labs_utils.timeline": ("Timeline",),
+        "labs_utils.recordings": ("recall", "benchmarks"),
+        "labs_utils.answers.estimate": ("estimate",),
+        "labs_utils.answers.dry_run": ("dry_run",),
+        "labs_utils.answers.measure": ("measure",),
+        "labs_utils.time_model.step": ("step_seconds",),
+        "labs_utils.profiling.tracker": ("MemoryTracker",),
+        "labs_utils.workers.launch": ("launch", "LaunchError"),
+        "labs_utils.figures.plot": ("compare", "plot_parts", "plot_timeline", "plot_curves", "Curve"),
+        "labs_utils.figures.tables": ("show_table",),
+        "labs_utils.figures.predictions": ("predict", "reveal"),
+        "labs_utils.exercises.contract": ("Exercise",),
+        "labs_utils.exercises.grading": ("check",),
+    },
+)

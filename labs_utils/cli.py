@@ -38,7 +38,7 @@ def labs() -> None:
 @app.command()
 def estimate(runs: RunsOption, device: DeviceOption = None, as_json: JsonOption = False) -> None:
     """Estimate each run's memory in milliseconds, without torch or a GPU."""
-    from labs_utils.estimate import estimate as answer
+    from labs_utils.answers.estimate import estimate as answer
 
     answer_all(answer, runs, device, as_json)
 
@@ -46,7 +46,7 @@ def estimate(runs: RunsOption, device: DeviceOption = None, as_json: JsonOption 
 @app.command("dry-run")
 def dry_run(runs: RunsOption, device: DeviceOption = None, as_json: JsonOption = False) -> None:
     """Run each run's real code over tensors without memory, in seconds, on any machine."""
-    from labs_utils.dry_run import dry_run as answer
+    from labs_utils.answers.dry_run import dry_run as answer
 
     answer_all(answer, runs, device, as_json)
 
@@ -62,7 +62,7 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Run each run on this machine, one process each: peak bytes by phase, and seconds a step."""
-    from labs_utils.measure import Settings, measure_to_file
+    from labs_utils.answers.measure import Settings, measure_to_file
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that workers are stopped
     if resume and out is None:
@@ -83,9 +83,9 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Say what this machine can do: rates measured, packages tried, and what each lab shows on it."""
-    from labs_utils.doctor import doctor as examined
-    from labs_utils.findings import print_tables
-    from labs_utils.step_rates import measured_in_full
+    from labs_utils.doctor.examine import doctor as examined
+    from labs_utils.doctor.findings import print_tables
+    from labs_utils.doctor.operator_rates import measured_in_full
 
     report = examined(measure_in_full=measured_in_full) if full else examined()
     typer.echo(report.model_dump_json()) if as_json else print_tables(report)
@@ -97,7 +97,7 @@ def accuracy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Dry-run every recorded run too: some minutes.")] = False,
 ) -> None:
     """How far estimates are from what was recorded on a GPU, beside what public calculators say."""
-    from labs_utils.accuracy import errors_by_group
+    from labs_utils.answers.accuracy import errors_by_group
 
     try:
         found = errors_by_group(find_device(device), dry_run, partial(tqdm, unit="run", leave=False, disable=None))
@@ -122,7 +122,7 @@ def print_errors(found: dict[str, dict]) -> None:
 
 
 def worded_errors(name: str, errors) -> str:
-    from labs_utils.accuracy import STEP_TIME
+    from labs_utils.answers.accuracy import STEP_TIME
 
     if errors is None:
         return ""
@@ -135,7 +135,7 @@ def worded_errors(name: str, errors) -> str:
 @app.command()
 def handouts(notebooks: list[Path], out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("handouts")):
     """Execute notebooks (files or folders) and write each as one self-contained HTML page."""
-    from labs_utils.handouts import HandoutError, write_handouts
+    from labs_utils.pages.handouts import HandoutError, write_handouts
 
     try:
         for page in write_handouts(notebooks, out):

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from labs_utils.answers.dry_run import dry_run
+from labs_utils.coverage import why_unsupported
 from labs_utils.device import CPU
-from labs_utils.dry_run import dry_run, watch_optimizer, watch_parts
-from labs_utils.estimate import why_unsupported
+from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
 from labs_utils.timeline import Timeline
-from labs_utils.tracker import MemoryTracker
-from labs_utils.training import TrainingStep
+from labs_utils.training.step import TrainingStep
+from labs_utils.training.tracked import watch_optimizer, watch_parts
 
 SHAPE = {
     "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,

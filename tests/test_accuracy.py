@@ -2,10 +2,10 @@
 
 import pytest
 
-from labs_utils.accuracy import STEP_TIME, Errors, accelerate_says, deepspeed_says, error, errors_by_group
+from labs_utils.answers.accuracy import STEP_TIME, Errors, accelerate_says, deepspeed_says, error, errors_by_group
+from labs_utils.coverage import why_unsupported
 from labs_utils.device import H200
-from labs_utils.estimate import why_unsupported
-from labs_utils.recall import recorded
+from labs_utils.recordings import recorded
 from labs_utils.run import LLAMA_8B, Run
 
 

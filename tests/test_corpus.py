@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from labs_utils import corpus
-from labs_utils.training import IGNORED_LABEL
+from labs_utils.training import corpus
+from labs_utils.training.step import IGNORED_LABEL
 
 
 def test_there_is_enough_to_train_on_and_to_test_with():

@@ -5,15 +5,17 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from labs_utils import doctor as doctor_module
-from labs_utils import host_rates, step_rates
 from labs_utils.cli import app
 from labs_utils.device import CPU, find_device, known_devices
-from labs_utils.doctor import INSTEAD, Report, data_sheet_report, doctor, machine_with, this_machine, tried
-from labs_utils.findings import consequences, tables, tier
-from labs_utils.rates import Rate, Timing, matmul_rate, measured_rates, types_for
-from labs_utils.recall import benchmarks
-from labs_utils.timing import Spread
+from labs_utils.doctor import examine as doctor_module
+from labs_utils.doctor import operator_rates as step_rates
+from labs_utils.doctor import rank_rates as host_rates
+from labs_utils.doctor.examine import doctor, this_machine, tried
+from labs_utils.doctor.findings import consequences, tables, tier
+from labs_utils.doctor.machine_rates import Rate, Timing, matmul_rate, measured_rates, types_for
+from labs_utils.doctor.report import INSTEAD, Report, data_sheet_report, machine_with
+from labs_utils.profiling.timing import Spread
+from labs_utils.recordings import benchmarks
 
 GIB = 2**30
 
@@ -163,15 +165,15 @@ def test_a_rate_is_the_operations_of_its_product_over_its_seconds(monkeypatch):
         assert work().shape == (256, 256)
         return Spread(median=2, p20=1, p80=4)
 
-    monkeypatch.setattr("labs_utils.rates.time_calls", instant)
+    monkeypatch.setattr("labs_utils.doctor.machine_rates.time_calls", instant)
     rate = matmul_rate("bf16", "cpu")
     assert rate.shape == {"m": 256, "n": 256, "k": 256}
     assert rate.per_second == Spread(median=256**3, p20=256**3 / 2, p80=2 * 256**3)
 
 
 def test_memory_and_products_are_really_measured_here(monkeypatch):
-    monkeypatch.setattr("labs_utils.rates.COPIED_BYTES", 2**20)
-    monkeypatch.setattr("labs_utils.rates.LARGEST_MATRIX", 256)
+    monkeypatch.setattr("labs_utils.doctor.machine_rates.COPIED_BYTES", 2**20)
+    monkeypatch.setattr("labs_utils.doctor.machine_rates.LARGEST_MATRIX", 256)
     rates = measured_rates("cpu", 0.0)
     assert [rate.subject for rate in rates][:2] == ["memory read and written", "matmul fp32"]
     assert all(0 < rate.per_second.p20 <= rate.per_second.median <= rate.per_second.p80 for rate in rates)
@@ -236,7 +238,7 @@ def test_what_is_not_installed_or_cannot_work_is_not_tried(monkeypatch):
 
 @pytest.fixture
 def reported(monkeypatch):
-    monkeypatch.setattr("labs_utils.doctor.doctor", lambda **measure: report_on("T4", **measure))
+    monkeypatch.setattr("labs_utils.doctor.examine.doctor", lambda **measure: report_on("T4", **measure))
 
 
 def test_labs_doctor_prints_tables(reported):
@@ -251,6 +253,8 @@ def test_labs_doctor_prints_one_json_object(reported):
 
 
 def test_labs_doctor_measures_in_full_only_when_asked(reported, monkeypatch):
-    monkeypatch.setattr("labs_utils.step_rates.measured_in_full", lambda *machine: ([], ["Nothing else is here."]))
+    monkeypatch.setattr(
+        "labs_utils.doctor.operator_rates.measured_in_full", lambda *machine: ([], ["Nothing else is here."])
+    )
     shown = [CliRunner().invoke(app, ["doctor", *options]).output for options in ([], ["--full"])]
     assert "Nothing else" not in shown[0] and "Nothing else" in shown[1]

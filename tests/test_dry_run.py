@@ -10,10 +10,10 @@ import torch
 from helpers import RNG_STATE_BYTES, VARIANT_PARAMETERS, VARIANTS, dry_variant, profiled_peak_bytes, small_run
 from transformers import masking_utils
 
+from labs_utils.answers.dry_run import NoMemoryMode, dry_run, dry_run_timeline
 from labs_utils.device import CPU
-from labs_utils.dry_run import NoMemoryMode, dry_run, dry_run_timeline
 from labs_utils.run import LLAMA_8B, PRESETS, Run
-from labs_utils.training import build_model
+from labs_utils.training.step import build_model
 
 SCALARS_BYTES = 64  # 0-dim tensors that a dispatcher doesn't see or that only data makes: mask fill values, loss scale
 PEAK_MIB = """

@@ -6,11 +6,11 @@ import pytest
 from helpers import SHAPE, VARIANTS, dry_variant, phase_peaks, random_run, small_run
 
 from labs_utils.answer import PARTS
+from labs_utils.answers.dry_run import dry_run
+from labs_utils.answers.estimate import estimate, step_timeline
 from labs_utils.device import CPU, H200, find_device
-from labs_utils.dry_run import dry_run
-from labs_utils.estimate import estimate, step_timeline
+from labs_utils.memory_model.ranks import distributed_step, telling_ranks
 from labs_utils.run import LLAMA_8B, ModelShape, Run
-from labs_utils.symbolic_ranks import distributed_step, telling_ranks
 
 # What the course promises. The two differ by scalars (0-dim tensors of the loss and of masks), a few bytes in all.
 AGREEMENT = 1e-3

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from labs_utils.notebooks import fill, setup_imports, solutions, stubs, wrong_answers
+from labs_utils.pages.fill import fill, setup_imports, solutions, stubs, wrong_answers
 
 TOY = Path(__file__).parent / "toy"
 IDS = ["lab90.mean_square", "lab90.extremes", "lab90.mean_distance"]

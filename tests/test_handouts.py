@@ -13,8 +13,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labs_utils.handout_html import HandoutError, clean_html, title_of, to_html
-from labs_utils.handouts import write_handouts
+from labs_utils.pages.handouts import write_handouts
+from labs_utils.pages.page import HandoutError, clean_html, title_of, to_html
 
 ROOT = Path(__file__).parents[1]
 LABS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
 import labs_utils
 
+ROOMS = ["labs_utils", *(f"labs_utils.{room}" for room in ("answers", "doctor", "exercises", "figures", "profiling"))]
+ROOMS += ["labs_utils.training", "labs_utils.workers"]
 HEAVY = {"torch", "transformers", "matplotlib", "numpy", "pandas", "rich"}
 ESTIMATE = "labs_utils.estimate(labs_utils.Run(model=labs_utils.LLAMA_8B), 'H200').peak_bytes > 0"
 
@@ -33,10 +36,12 @@ def test_every_public_name_loads(name):
     assert name in dir(labs_utils)
 
 
-def test_a_function_stays_in_place_of_the_module_of_its_name():
-    for name in ("estimate", "dry_run"):
-        module = import_module(f"labs_utils.{name}")
-        assert getattr(labs_utils, name) is getattr(module, name)
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_room_exports_a_name_that_one_of_its_modules_has(room):
+    """Importing the module would put itself in the name's place."""
+    face = import_module(room)
+    assert not set(face.__all__) & {module.name for module in iter_modules(face.__path__)}
+    assert all(getattr(face, name) is not None for name in face.__all__)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

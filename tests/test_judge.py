@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from labs_utils.exercises.judge import judge
-from labs_utils.notebooks import solutions, wrong_answers
+from labs_utils.pages.fill import solutions, wrong_answers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge's caps are Linux's")
 

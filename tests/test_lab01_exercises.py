@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from labs_utils.answers.dry_run import NoMemoryMode
+from labs_utils.answers.estimate import estimate_timeline
 from labs_utils.device import CPU
-from labs_utils.dry_run import NoMemoryMode
-from labs_utils.estimate import estimate_timeline
 from labs_utils.exercises import kept, lab01, peaks
 from labs_utils.exercises.contract import find
 from labs_utils.exercises.grading import PUBLIC_SEED, grade
 from labs_utils.exercises.judge import MEMORY_BYTES
-from labs_utils.notebooks import solutions
+from labs_utils.pages.fill import solutions
 from labs_utils.run import LLAMA_8B
 
 SOLUTIONS = solutions(Path(__file__).parent.parent / "solutions" / "lab01.py")

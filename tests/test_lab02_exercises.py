@@ -13,7 +13,7 @@ from labs_utils.exercises.contract import find
 from labs_utils.exercises.grading import draw_cases, grade
 from labs_utils.exercises.judge import MEMORY_BYTES
 from labs_utils.exercises.kept import kept_bytes
-from labs_utils.notebooks import solutions, wrong_answers
+from labs_utils.pages.fill import solutions, wrong_answers
 from labs_utils.run import LLAMA_8B, Run
 
 TESTS = Path(__file__).parent

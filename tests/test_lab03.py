@@ -14,10 +14,10 @@ from labs_utils.exercises import accumulation, batch_plans, micro_batches
 from labs_utils.exercises.contract import find
 from labs_utils.exercises.grading import grade
 from labs_utils.exercises.judge import MEMORY_BYTES
-from labs_utils.notebooks import setup_imports, solutions, wrong_answers
-from labs_utils.recall import recall
+from labs_utils.pages.fill import setup_imports, solutions, wrong_answers
+from labs_utils.recordings import recall
 from labs_utils.run import LLAMA_1B, LLAMA_8B, Run
-from labs_utils.training import IGNORED_LABEL, build_model
+from labs_utils.training.step import IGNORED_LABEL, build_model
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "03_batch_size_and_gradient_accumulation.ipynb", as_version=4)

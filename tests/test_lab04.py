@@ -15,11 +15,11 @@ from labs_utils.device import H100
 from labs_utils.exercises import lab04, partitioned_adam
 from labs_utils.exercises.contract import exercises_of
 from labs_utils.exercises.judge import MEMORY_BYTES
-from labs_utils.exercises.lone_rank import KINDS, lone_rank, rank_process, ring_bytes
-from labs_utils.exercises.ranks import on_ranks
-from labs_utils.launch import launch
-from labs_utils.notebooks import setup_imports, solutions, wrong_answers
-from labs_utils.training import build_model
+from labs_utils.pages.fill import setup_imports, solutions, wrong_answers
+from labs_utils.training.step import build_model
+from labs_utils.workers.launch import launch
+from labs_utils.workers.silent_peers import KINDS, lone_rank, rank_process, ring_bytes
+from labs_utils.workers.threads import on_ranks
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "04_zero_stages.ipynb", as_version=4)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from labs_utils.answers.estimate import estimate
 from labs_utils.device import H200
-from labs_utils.estimate import estimate
 from labs_utils.exercises import lab05
 from labs_utils.exercises.contract import exercises_of
 from labs_utils.exercises.grading import forbidden_uses, grade
 from labs_utils.exercises.two_memories import TwoMemories
-from labs_utils.notebooks import setup_imports, solutions, wrong_answers
-from labs_utils.offload_time import offload_seconds, recorded_host_rates, recorded_threads
-from labs_utils.recall import recall, recorded
+from labs_utils.pages.fill import setup_imports, solutions, wrong_answers
+from labs_utils.recordings import recall, recorded
+from labs_utils.time_model.offload import offload_seconds, recorded_host_rates, recorded_threads
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "05_zero_offload.ipynb", as_version=4)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from labs_utils.device import usable_cores
-from labs_utils.launch import LaunchError, launch
+from labs_utils.workers.launch import LaunchError, launch
 
 WORKER = str(Path(__file__).parent / "toy/workers/scripted.py")
 MARK = "LABS_TEST_LAUNCH"
@@ -133,7 +133,7 @@ def test_two_launches_at_once_do_not_meet():
 
 @pytest.mark.slow
 def test_workers_end_when_the_notebook_is_killed():
-    code = f"from labs_utils.launch import launch; launch({WORKER!r}, {{'ranks': ['sleep', 'sleep']}}, 2)"
+    code = f"from labs_utils.workers.launch import launch; launch({WORKER!r}, {{'ranks': ['sleep', 'sleep']}}, 2)"
     notebook = subprocess.Popen([sys.executable, "-c", code])
     wait_until(lambda: len(processes_left()) == 6)  # itself, the agent, two ranks and a child of each
     assert len(processes_left()) == 6

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import SHAPE
 
-from labs_utils.launch import launch
+from labs_utils.workers.launch import launch
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")

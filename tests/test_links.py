@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs_utils.launch import launch
+from labs_utils.workers.launch import launch
 
 pytestmark = pytest.mark.slow
 SIZES = [4096, 65536]

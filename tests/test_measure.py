@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from labs_utils.dry_run import dry_run
-from labs_utils.estimate import estimate
-from labs_utils.measure import Worker, answer_in, measure, measure_to_file, why_not_started
+from labs_utils.answers.dry_run import dry_run
+from labs_utils.answers.estimate import estimate
+from labs_utils.answers.measure import Worker, answer_in, measure, measure_to_file, why_not_started
 from labs_utils.run import LLAMA_8B, Run
 
 QUICK = Run(seq_len=32)

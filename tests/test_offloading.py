@@ -15,19 +15,21 @@ import pytest
 import torch
 from helpers import SHAPE, phase_peaks
 
-from labs_utils import measure_ranks
 from labs_utils.allocator import pinned_bytes
 from labs_utils.answer import Answer
+from labs_utils.answers import measure_ranks
+from labs_utils.answers.estimate import estimate, step_timeline
+from labs_utils.answers.from_timeline import read_off
+from labs_utils.answers.measure import Settings, measure, measure_all
 from labs_utils.device import CPU, find_device
-from labs_utils.estimate import estimate, read_off, step_timeline
-from labs_utils.launch import launch
-from labs_utils.measure import Settings, measure, measure_all
-from labs_utils.moved import ASIDE, StepClock
-from labs_utils.offloading import drop_old_locks, left_pinned_bytes, offloaded_bytes, telling_line
-from labs_utils.recall import recorded
+from labs_utils.memory_model.host_memory import left_pinned_bytes, offloaded_bytes
+from labs_utils.memory_model.ranks import distributed_step
+from labs_utils.profiling.step_clock import ASIDE, StepClock
+from labs_utils.recordings import recorded
 from labs_utils.run import LLAMA_8B, ModelShape, Run, RunError
-from labs_utils.symbolic_ranks import distributed_step
+from labs_utils.training.cpu_adam import drop_old_locks, telling_line
 from labs_utils.workers import zero
+from labs_utils.workers.launch import launch
 
 PARAMETERS = ModelShape(**SHAPE).parameters
 STEP_COUNTER_BYTES = 4
@@ -200,7 +202,7 @@ def test_pinned_blocks_of_the_weights_stay_as_recorded_on_gpus(monkeypatch):
 @pytest.mark.parametrize("gpus", [False, True])
 def test_a_host_that_is_too_small_is_said_before_anything_is_allocated(monkeypatch, gpus):
     monkeypatch.setattr(measure_ranks, "uses_gpus", lambda run: gpus)
-    monkeypatch.setattr(importlib.import_module("labs_utils.measure"), "uses_gpus", lambda run: gpus)
+    monkeypatch.setattr(importlib.import_module("labs_utils.answers.measure"), "uses_gpus", lambda run: gpus)
     memory = psutil.virtual_memory()._replace(available=100 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     answer = measure(offloaded_run(model="llama-3.1-8b", zero_stage=2))
@@ -303,7 +305,7 @@ def test_an_interrupted_compilation_is_forgotten_and_one_under_way_is_not(monkey
 
 CPU_ADAM = """
 import torch
-from labs_utils.offloading import compiled_cpu_adam, why_no_cpu_adam
+from labs_utils.training.cpu_adam import compiled_cpu_adam, why_no_cpu_adam
 assert why_no_cpu_adam() is None, why_no_cpu_adam()
 torch.manual_seed(0)
 one = torch.nn.Parameter(torch.randn(1000))

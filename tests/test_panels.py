@@ -1,6 +1,6 @@
 """Panels and points: one scale for all steps, one marker for each label, hollow where it was recorded."""
 
-from labs_utils.panels import points_figure, timelines_figure
+from labs_utils.figures.panels import points_figure, timelines_figure
 from labs_utils.timeline import Event, Timeline
 
 

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from labs_utils import estimate, plot, step_area
+from labs_utils import estimate
 from labs_utils.answer import PARTS, PHASES, Answer
+from labs_utils.answers.estimate import estimate_timeline
 from labs_utils.device import H200
-from labs_utils.estimate import estimate_timeline
-from labs_utils.looks import LOOKS, curve_style, part_style
-from labs_utils.plot import Curve, compare, curves_figure, parts_figure, plot_parts, plot_timeline
+from labs_utils.figures import plot, step_area
+from labs_utils.figures.plot import Curve, compare, curves_figure, parts_figure, plot_parts, plot_timeline
+from labs_utils.figures.style import LOOKS, curve_style, part_style
+from labs_utils.figures.tables import show_table, worded_bytes
 from labs_utils.run import LLAMA_8B, TINY, Run
-from labs_utils.tables import show_table, worded_bytes
 
 GIB = 2**30
 RUN = Run(model=LLAMA_8B, seq_len=8192)
@@ -204,7 +205,7 @@ def test_bytes_are_worded_in_the_unit_that_fits(nbytes, words):
 
 def test_a_table_in_a_notebook_is_escaped_and_aligns_numbers(monkeypatch):
     shown = []
-    monkeypatch.setattr("labs_utils.tables.in_notebook", lambda: True)
+    monkeypatch.setattr("labs_utils.figures.tables.in_notebook", lambda: True)
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data["text/html"]))
     show_table(("what", "bytes"), [("<b>", 1234567), ("share", 0.123456)])
     assert "&lt;b&gt;" in shown[0] and "<b>" not in shown[0]

@@ -9,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labs_utils import LLAMA_8B, Run, predict, reveal
 from labs_utils.answer import Answer
-from labs_utils.predictions import MIME, Prediction, _figure
+from labs_utils.figures.predictions import MIME, Prediction, _figure
 
 
 def said(capsys, guess, answer, unit="", answer_unit=None):

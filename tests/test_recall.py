@@ -5,10 +5,10 @@ import json
 import pytest
 
 from labs_utils.answer import Answer
+from labs_utils.answers.estimate import estimate
+from labs_utils.coverage import why_not_torch
 from labs_utils.device import H200
-from labs_utils.dry_run import why_not_torch
-from labs_utils.estimate import estimate
-from labs_utils.recall import RecordedLineWarning, benchmarks, recall, recorded
+from labs_utils.recordings import RecordedLineWarning, benchmarks, recall, recorded
 from labs_utils.run import LLAMA_8B, Run
 
 RECORDED_OK = [answer for answer in recorded() if answer.outcome == "ok"]

@@ -7,18 +7,19 @@ import torch
 from helpers import SHAPE, VARIANTS
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs_utils import device_rates, step_rates
+from labs_utils.answers.estimate import estimate
 from labs_utils.device import CPU, H200, find_device
-from labs_utils.device_rates import MissingRate, between, rates_of
-from labs_utils.engine_time import engine_work
-from labs_utils.estimate import estimate
-from labs_utils.host_rates import host_runs
-from labs_utils.offload_time import host_lines, recorded_host_rates
-from labs_utils.recall import benchmarks, recorded
+from labs_utils.doctor import operator_rates as step_rates
+from labs_utils.recordings import benchmarks, recorded
 from labs_utils.run import LLAMA_1B, LLAMA_8B, TINY, Run
-from labs_utils.step_time import TERMS, Clock, Task, step_seconds
-from labs_utils.step_work import plain_step
-from labs_utils.training import TrainingStep
+from labs_utils.time_model import rates as device_rates
+from labs_utils.time_model.engines import engine_work
+from labs_utils.time_model.offload import host_lines, recorded_host_rates
+from labs_utils.time_model.operators import plain_step
+from labs_utils.time_model.rates import MissingRate, between, rates_of
+from labs_utils.time_model.step import TERMS, Clock, Task, step_seconds
+from labs_utils.time_model.subjects import host_runs
+from labs_utils.training.step import TrainingStep
 
 MOST_MEDIAN = 0.10  # the target is 0.20
 ZERO = {"engine": "deepspeed", "precision": "bf16-master", "world_size": 2}

@@ -3,13 +3,13 @@
 import pytest
 from helpers import VARIANTS, small_run
 
+from labs_utils.answers.dry_run import dry_run_timeline
+from labs_utils.answers.estimate import estimate_timeline
 from labs_utils.device import CPU, H200
-from labs_utils.dry_run import dry_run_timeline
-from labs_utils.estimate import estimate_timeline
+from labs_utils.memory_model.llama_step import SymbolicStep
+from labs_utils.memory_model.ranks import distributed_step
+from labs_utils.memory_model.tape import Tape
 from labs_utils.run import Run
-from labs_utils.symbolic import Tape
-from labs_utils.symbolic_llama import SymbolicStep
-from labs_utils.symbolic_ranks import distributed_step
 
 # The closed forms' symbols: T tokens, h hidden, f MLP, a heads, k key/value heads, d head_dim, V vocabulary.
 h, f, a, k, d, V, b, s = 96, 328, 6, 2, 20, 1009, 2, 130

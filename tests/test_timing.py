@@ -2,8 +2,8 @@
 
 import pytest
 
-from labs_utils import timing
-from labs_utils.timing import Spread, synchronize, time_calls, timed
+from labs_utils.profiling import timing
+from labs_utils.profiling.timing import Spread, synchronize, time_calls, timed
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 import torch
 from helpers import VARIANT_PARAMETERS, VARIANTS, dry_variant, phase_peaks, small_run, tracked_step
 
+from labs_utils.answers.from_timeline import read_off
 from labs_utils.device import CPU
-from labs_utils.estimate import read_off
-from labs_utils.tracker import MemoryTracker, host_memory
+from labs_utils.profiling.tracker import MemoryTracker, host_memory
 
 LOSS_SCALE_BYTES = 64  # fp16's gradient scaler, which a dry run leaves out: some scalars
 KIB = 2**10

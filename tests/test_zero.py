@@ -12,17 +12,18 @@ import pytest
 import torch
 from helpers import SHAPE, phase_peaks
 
-from labs_utils import measure_ranks
 from labs_utils.answer import Answer
+from labs_utils.answers import measure_ranks
+from labs_utils.answers.estimate import estimate
+from labs_utils.answers.from_timeline import read_off
+from labs_utils.answers.measure import measure
 from labs_utils.device import CPU
-from labs_utils.distributed import MODEL_SEED, batch_seed
-from labs_utils.estimate import estimate, read_off
-from labs_utils.launch import LaunchError, launch
-from labs_utils.measure import measure
+from labs_utils.memory_model.ranks import distributed_step
+from labs_utils.precision import WEIGHT_BYTES
 from labs_utils.run import ModelShape, Run
-from labs_utils.symbolic_llama import WEIGHT_BYTES
-from labs_utils.symbolic_ranks import distributed_step
-from labs_utils.training import TrainingStep, build_batch
+from labs_utils.training.distributed import MODEL_SEED, batch_seed
+from labs_utils.training.step import TrainingStep, build_batch
+from labs_utils.workers.launch import LaunchError, launch
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")

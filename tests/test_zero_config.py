@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
+from labs_utils.coverage import why_not_distributed
 from labs_utils.device import DATA
 from labs_utils.run import Run
-from labs_utils.zero_config import config_file, deepspeed_config, why_not_distributed
+from labs_utils.training.deepspeed_config import deepspeed_config
+from labs_utils.zero_settings import config_file
 
 FILES = sorted((DATA / "deepspeed").glob("*.json"))
 COMBINATIONS = [(stage, offload) for stage in range(4) for offload in ("none", "optimizer", "all")]

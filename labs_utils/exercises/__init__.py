@@ -1,8 +1,15 @@
-"""Exercises: what a student writes, and the oracles that check it. Lab NN's are in `labNN.py`, as `EXERCISES`."""
+"""Exercises: what a student writes, and the oracles that check it. Lab NN's are in `labNN`, as `EXERCISES`."""
 
-from labs_utils.exercises.comparing import close
-from labs_utils.exercises.contract import Exercise, Result, find
-from labs_utils.exercises.grading import check, grade
-from labs_utils.predictions import predict, reveal
+from labs_utils.faces import lazy_face
 
-__all__ = ["Exercise", "Result", "check", "close", "find", "grade", "predict", "reveal"]
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "labs_utils.exercises.comparing": ("close",),
+        "labs_utils.exercises.contract": ("Exercise", "Result", "find"),
+        "labs_utils.exercises.grading": ("check", "grade"),
+        "labs_utils.exercises.kept": ("kept_bytes", "layer_saved_bytes"),
+        "labs_utils.exercises.two_memories": ("TwoMemories",),
+        "labs_utils.figures.predictions": ("predict", "reveal"),
+    },
+)

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.kept import KeepsBytes
-from labs_utils.training import IGNORED_LABEL
+from labs_utils.training.step import IGNORED_LABEL
 
 GRADIENT_TOLERANCE = 1e-5  # of the gradient's length: all is in fp64, unless a student computes the loss in fp32
 

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from labs_utils.exercises.comparing import close
+from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
-from labs_utils.tracker import MemoryTracker
-from labs_utils.training import build_model
+from labs_utils.training.step import build_model
 
 
 def kept_bytes(function: Callable, inputs: list[torch.Tensor], owned: Iterable[torch.Tensor] = ()) -> int:

@@ -23,7 +23,7 @@ from labs_utils.exercises.kept import (
     mean_mark,
 )
 from labs_utils.exercises.peaks import draw_runs, dry_run_peak
-from labs_utils.training import IGNORED_LABEL
+from labs_utils.training.step import IGNORED_LABEL
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 RECIPE_KEYS = ("weights", "gradients", "gradient_copy", "master", "moments")

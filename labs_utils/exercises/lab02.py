@@ -15,7 +15,7 @@ from labs_utils.exercises.kept import compare_bytes, compare_each, kept_bytes, m
 from labs_utils.exercises.policies import POLICIES, cheapest, draw_limits
 from labs_utils.exercises.recomputing import compare_checkpoint, draw_checkpoint, each_part, true_parts
 from labs_utils.run import ModelShape, Run
-from labs_utils.training import build_model
+from labs_utils.training.step import build_model
 
 KEPT_POLICIES = ("none", "full", "keep-attention", "keep-matmul-attention")
 

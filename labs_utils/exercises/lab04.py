@@ -9,8 +9,8 @@ from typing import Any
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
 from labs_utils.exercises.kept import compare_bytes, compare_each, in_each
-from labs_utils.exercises.lone_rank import KINDS, lone_rank, ring_bytes
 from labs_utils.exercises.partitioned_adam import zero1_step
+from labs_utils.workers.silent_peers import KINDS, lone_rank, ring_bytes
 
 STAGES = (0, 1, 2, 3)
 TRAFFIC_TOLERANCE = 0.002  # flags and norms that are reduced as well, a few bytes in a hundred thousand

@@ -10,7 +10,7 @@ from labs_utils.exercises.comparing import close
 from labs_utils.exercises.contract import Exercise
 from labs_utils.exercises.host_adam import cpu_offloaded_adam
 from labs_utils.exercises.kept import compare_each, in_each
-from labs_utils.exercises.lone_rank import lone_rank
+from labs_utils.workers.silent_peers import lone_rank
 
 BYTES_TOLERANCE = 1e-9  # as far as the order of operations changes a float
 MOST_MICRO_STEPS = 10**5

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
+from labs_utils.answers.estimate import estimate
 from labs_utils.device import CPU
-from labs_utils.dry_run import warm_up, watch_optimizer, watch_parts
-from labs_utils.estimate import estimate
 from labs_utils.exercises.comparing import close
 from labs_utils.exercises.kept import compare_bytes, mean_mark
+from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
 from labs_utils.timeline import Timeline
-from labs_utils.tracker import MemoryTracker
-from labs_utils.training import TrainingStep
+from labs_utils.training.step import TrainingStep
+from labs_utils.training.tracked import warm_up, watch_optimizer, watch_parts
 
 PEAK_TOLERANCE = 0.005  # tensors of a few bytes that come and go beside a gradient
 MOST_CALLS = 20

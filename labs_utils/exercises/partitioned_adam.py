@@ -11,7 +11,7 @@ import torch
 from labs_utils.exercises.contract import Exercise
 from labs_utils.exercises.kept import compare_each, in_each
 from labs_utils.exercises.plain import plain
-from labs_utils.exercises.ranks import on_ranks
+from labs_utils.workers.threads import on_ranks
 
 UPDATE_TOLERANCE = 1e-3  # of the way that the weights went; rounding in fp32 is 1e-6 of it, weight decay 1e-2
 PERIOD = 1009  # a prime, so that no two parts are alike

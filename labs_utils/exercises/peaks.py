@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from json import loads
 
-from labs_utils.dry_run import NoMemoryMode, dry_run
+from labs_utils.answers.dry_run import NoMemoryMode, dry_run
 from labs_utils.exercises.kept import layer_saved_bytes
 from labs_utils.run import Run
 

@@ -8,11 +8,11 @@ from json import dumps, loads
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from labs_utils.dry_run import watch_parts
-from labs_utils.estimate import estimate
+from labs_utils.answers.estimate import estimate
+from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
-from labs_utils.tracker import MemoryTracker
-from labs_utils.training import TrainingStep, checkpoint_layers
+from labs_utils.training.step import TrainingStep, checkpoint_layers
+from labs_utils.training.tracked import watch_parts
 
 POLICIES = ("none", "keep-matmul-attention", "every-2", "keep-attention", "full")
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from labs_utils.exercises.kept import KeepsBytes
-from labs_utils.tracker import MemoryTracker
+from labs_utils.profiling.tracker import MemoryTracker
 
 # Layers, and how many inputs each keeps: here the short last segment decides which size is best.
 SHORT_ENDS = ((35, 1), (40, 1), (45, 1), (30, 2), (33, 2), (44, 2), (39, 3), (42, 3))

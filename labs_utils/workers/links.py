@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from labs_utils.distributed import start_links
-from labs_utils.timing import time_calls
+from labs_utils.profiling.timing import time_calls
+from labs_utils.training.distributed import start_links
 from labs_utils.workers.rank import Progress, rank_device, serve
 
 

@@ -1,7 +1,7 @@
 """One rank of several: takes its argument, says how far it is, and leaves a result or a named error.
 
-A worker is a module that ends with `if __name__ == "__main__": serve(work)`. It runs under `labs_utils.launch`, where
-results go to files, and under `torchrun`, `deepspeed`, `accelerate launch` and `srun torchrun`, where they are printed:
+A worker is a module that ends with `if __name__ == "__main__": serve(work)`. It runs under `launch`, where results
+go to files, and under `torchrun`, `deepspeed`, `accelerate launch` and `srun torchrun`, where they are printed:
 
 torchrun --nproc-per-node 2 -m labs_utils.workers.zero run.json
 """

@@ -15,17 +15,25 @@ import torch
 import torch.distributed as dist
 
 from labs_utils.answer import PHASES
-from labs_utils.communication import CommunicationCounter
-from labs_utils.distributed import build_step
-from labs_utils.held import PART, held_bytes, held_tensors, host_bytes, host_tensors, memory_of_host, release
-from labs_utils.moved import ASIDE, StepClock
-from labs_utils.offloading import why_no_cpu_adam
+from labs_utils.coverage import why_not_distributed
+from labs_utils.profiling.collectives import CommunicationCounter
+from labs_utils.profiling.deepspeed_tensors import (
+    PART,
+    held_bytes,
+    held_tensors,
+    host_bytes,
+    host_tensors,
+    memory_of_host,
+    release,
+)
+from labs_utils.profiling.step_clock import ASIDE, StepClock
+from labs_utils.profiling.tracker import host_memory
 from labs_utils.run import Run, RunError
-from labs_utils.tracker import host_memory
-from labs_utils.training import TrainingStep
-from labs_utils.workers.measuring import TIMED_STEPS, WARM_STEPS, on_cpu, on_gpu
+from labs_utils.training.cpu_adam import why_no_cpu_adam
+from labs_utils.training.distributed import build_step
+from labs_utils.training.step import TrainingStep
+from labs_utils.workers.one_run import TIMED_STEPS, WARM_STEPS, on_cpu, on_gpu
 from labs_utils.workers.rank import Progress, keep, rank_device, serve
-from labs_utils.zero_config import why_not_distributed
 
 FEWEST_TIMED, TIMED_SECONDS = 2, 15
 ALLOCATING = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # what changes host memory

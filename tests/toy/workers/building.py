@@ -6,10 +6,10 @@ from unittest.mock import patch
 import deepspeed
 import torch
 
-from labs_utils import distributed
+from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
-from labs_utils.tracker import MemoryTracker
-from labs_utils.training import build_model
+from labs_utils.training import distributed
+from labs_utils.training.step import build_model
 from labs_utils.workers.rank import rank_device, serve
 
 

@@ -1,0 +1,149 @@
+"""What a `Report` says: in tables, and as one sentence a lab on what that lab shows on such a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labs_utils.answers.estimate import estimate
+from labs_utils.device import H200
+from labs_utils.doctor.report import FLASH_CAPABILITY, Report
+from labs_utils.figures.tables import worded_bytes
+from labs_utils.run import LLAMA_8B, Run
+
+OLD_CAPABILITY = 7.5  # Turing; newer builds of torch know nothing older
+Table = tuple[Sequence[str], list[Sequence]]
+
+
+def tables(report: Report) -> dict[str, Table]:
+    """Columns and rows under "machine", "rates", "packages" and "labs", and "details" where there are any."""
+    source = "measured here" if report.source == "measured" else "data sheet"
+    rates = [(rate.subject, str(rate), _size(rate.shape)) for rate in report.rates]
+    packages = [(each.name, each.verdict, each.why, "" if each.works else each.instead) for each in report.packages]
+    details = [(each.subject, str(each), _size(each.shape)) for each in report.details]
+    details += [(remark, "", "") for remark in report.remarks]
+    return {
+        "machine": ((report.title, ""), machine_rows(report)),
+        "rates": (("what", source, "size"), rates),
+        "packages": (("package", "here", "how, or why not", "shown instead"), packages),
+        "labs": (("lab", f"what it shows on: {report.title}"), consequences(report)),
+        **({"details": (("what a step's time is made of", source, "size"), details)} if details else {}),
+    }
+
+
+def print_tables(report: Report) -> None:
+    """Print the tables in a terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    for columns, rows in tables(report).values():
+        table = RichTable(*columns, box=box.SIMPLE)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+
+
+def machine_rows(report: Report) -> list[tuple[str, str]]:
+    """What was read off, without what isn't known or isn't there."""
+    machine = report.machine
+    rows = {
+        "tier": tier(report),
+        "remark": machine.remark,
+        "GPUs": machine.gpus or "",
+        "memory of the GPU": worded_bytes(machine.memory_bytes) if machine.is_gpu and machine.memory_bytes else "",
+        "compute capability": machine.compute_capability or "",
+        "driver": machine.driver or "",
+        "cores": machine.cores or "",
+        "memory of the host": worded_bytes(machine.host_memory_bytes) if machine.host_memory_bytes else "",
+        **report.versions,
+    }
+    return [(name, str(value)) for name, value in rows.items() if value != ""]
+
+
+def tier(report: Report) -> str:
+    """One of "no GPU", "GPU without bf16" and "GPU with bf16"."""
+    return "no GPU" if not report.machine.is_gpu else "GPU with bf16" if report.has_bf16 else "GPU without bf16"
+
+
+def consequences(report: Report) -> list[tuple[str, str]]:
+    """Lab and sentence: what each lab shows on the machine of this report."""
+    return [
+        ("all", _precision(report)),
+        ("01 forward and backward memory", _memory(report)),
+        ("02 activation checkpointing", _live(report, "Saved bytes and the time of recomputing")),
+        ("03 batch size", _live(report, "Equality with the full batch, memory by micro-step and tokens a second")),
+        ("04 ZeRO stages", _zero(report)),
+        ("05 ZeRO-Offload", _offload(report)),
+        ("06 FlashAttention", _attention(report)),
+        ("07 Liger Kernel", _kernels(report, "liger_kernel", "Chunked and fused losses")),
+        ("08 quantization", _kernels(report, "bitsandbytes", "bitsandbytes' int8 and NF4")),
+        ("09 plan a run", "Plans are for any device in data/gpus.csv; what fits here can be carried out here."),
+    ]
+
+
+def _precision(report: Report) -> str:
+    if not report.machine.is_gpu:
+        return "Small models run live on the CPU, in fp32 or in bf16, which a CPU computes correctly and often slowly."
+    if report.has_bf16:
+        return "Live runs use bf16."
+    build = "; it needs a CUDA 12 build of torch (README)" if report.machine.compute_capability < OLD_CAPABILITY else ""
+    return f"Live runs use fp16 with loss scaling, because this GPU has no bf16{build}."
+
+
+def _memory(report: Report) -> str:
+    if not report.machine.is_gpu:
+        return "A small model runs live under the tracker; the 8B model is a dry run, and recorded on an H200."
+    needed_bytes = estimate(Run(model=LLAMA_8B, seq_len=512), H200).peak_bytes
+    if report.has_bf16 and needed_bytes < (report.machine.memory_bytes or 0):
+        return "Live steps are small, with the GPU's own counters; the 8B model fits here in bf16 at short sequences."
+    return "Live steps are small, with the GPU's own counters; the 8B model is a dry run, and recorded on an H200."
+
+
+def _live(report: Report, what: str) -> str:
+    where = "on the GPU, at sizes that fit" if report.machine.is_gpu else "on the CPU, with a small model"
+    return f"{what} are live {where}."
+
+
+def _zero(report: Report) -> str:
+    deepspeed = report.package("deepspeed")
+    if deepspeed.works is False:
+        return f"DeepSpeed doesn't work here, so the lab shows {deepspeed.instead}."
+    if report.machine.gpus > 1:
+        return f"DeepSpeed runs live with a rank on each of {report.machine.gpus} GPUs."
+    return "DeepSpeed's ranks are processes on the CPU, over gloo; ranks with a GPU each are recorded."
+
+
+def _offload(report: Report) -> str:
+    rate = report.rate("copy host to device, pinned")
+    if rate is None:
+        return "Bytes that move are counted live; how long they take on a GPU is recorded."
+    source = "measured" if report.source == "measured" else "by the data sheet"
+    return f"Bytes that move are counted live, and cross a link of {rate} ({source})."
+
+
+def _attention(report: Report) -> str:
+    flash = report.package("flash_attn")
+    if not report.machine.is_gpu:
+        return "Tiles run in PyTorch and our Triton kernel in its interpreter, in fp32; speeds are recorded on an H200."
+    if report.machine.compute_capability < FLASH_CAPABILITY:
+        return "PyTorch's memory-efficient kernel runs live in fp16; flash kernels need newer GPUs, and are recorded."
+    if flash.works is False:
+        return f"Our Triton kernel runs live; flash-attn doesn't work here, so the lab shows {flash.instead}."
+    return "Our Triton kernel, PyTorch's flash and cuDNN kernels and, where installed, flash-attn run live in bf16."
+
+
+def _kernels(report: Report, name: str, kernels: str) -> str:
+    package = report.package(name)
+    if package.works is False:
+        return f"{name} doesn't work here, so the lab shows {package.instead}."
+    if not report.machine.is_gpu:
+        return f"{kernels} run live on the CPU, at small sizes; speeds are recorded on an H200."
+    return f"{kernels} run live on the GPU, at sizes that fit{'' if package.works else ', where the package works'}."
+
+
+def _size(shape: dict[str, int]) -> str:
+    """Such as "256.0 MiB", "1,024 × 1,024 × 1,024", or "512 seq_len, 32 heads"."""
+    if set(shape) == set("mnk"):
+        return " × ".join(f"{side:,}" for side in shape.values())
+    sizes = [worded_bytes(size) if name == "bytes" else f"{size:,} {name}" for name, size in shape.items()]
+    return ", ".join(sizes)

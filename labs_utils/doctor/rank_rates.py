@@ -1,0 +1,90 @@
+"""What ranks do together, and what the host takes for steps so small that the GPU waits for it.
+
+Parts of `labs doctor --full`: collectives, copies and Adam on all ranks at once, and small steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from labs_utils.device import usable_cores
+from labs_utils.doctor.machine_rates import Rate, Timing
+from labs_utils.profiling.timing import Spread, time_calls
+from labs_utils.run import Run
+from labs_utils.time_model.subjects import OF_ALL_RANKS, host_runs
+
+HOST_PARAMETERS = 2**27
+LIMIT_SECONDS = 300
+LINK_BYTES = [2**power for power in (12, 16, 20, 22, 24, 26, 28, 30)]
+STAGE_3_KEYS = {
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 3 * 10**6,
+    "reduce_bucket_size": 5 * 10**7,
+}
+
+
+def host_of_all_ranks(ranks: int) -> Iterator[Rate]:
+    """Copies, Adam and passes over memory on all ranks at once, which share the host; with fewer and fewer threads."""
+    threads = max(1, usable_cores() // ranks)
+    fewer = sorted({threads, *(2**power for power in range(threads.bit_length()))}, reverse=True)
+    for slowest in slowest_of("host", {"parameters": HOST_PARAMETERS, "threads": fewer}, ranks):
+        subject, seconds = OF_ALL_RANKS + slowest.pop("subject"), Spread(**slowest.pop("seconds"))
+        handled = "bytes" if "bytes" in slowest else "parameters"
+        shape = {**slowest, "ranks": ranks}
+        yield Rate(subject=subject, shape=shape, per_second=seconds.rate(slowest[handled]), unit=f"{handled}/s")
+
+
+def slowest_of(worker: str, argument: dict, ranks: int) -> Iterator[dict]:
+    """What a worker has timed, one thing after another: of each the slowest rank's."""
+    from labs_utils.workers.launch import launch
+
+    of_ranks = launch(f"labs_utils.workers.{worker}", argument, ranks, LIMIT_SECONDS, show=quietly)
+    for found in zip(*of_ranks, strict=True):
+        yield max(found, key=lambda each: each["seconds"]["median"])
+
+
+def collectives(ranks: int) -> Iterator[Timing]:
+    """Collectives between all GPUs, by size."""
+    for slowest in slowest_of("links", {"bytes": LINK_BYTES}, ranks):
+        shape = {"bytes": slowest["bytes"], "ranks": ranks}
+        yield Timing(subject=slowest["collective"], shape=shape, seconds=slowest["seconds"])
+
+
+def quietly(text: str) -> None:
+    """Show no progress: standard output is the report's."""
+
+
+def host_timing(name: str, run: Run, seconds: Spread) -> Timing:
+    engine = run.engine + (f" stage {run.zero_stage}" if run.engine == "deepspeed" else "")
+    shape = {"layers": run.model.num_hidden_layers, "ranks": run.world_size}
+    return Timing(subject=f"host: step of {engine}{name}", shape=shape, seconds=seconds)
+
+
+def host_alone(device: str = "cuda") -> Iterator[Timing]:
+    """Plain PyTorch: the whole step, and its forward alone."""
+    from labs_utils.training.step import TrainingStep
+
+    for name, run in host_runs().items():
+        step = TrainingStep(run, device)
+        yield host_timing(name, run, time_calls(step, device, warmups=3))
+        if not name:
+            forward = time_calls(lambda step=step: step.model(**step.batch, use_cache=False), device, warmups=3)
+            yield host_timing(", forward alone", run, forward)
+
+
+def host_of_engines(ranks: int) -> Iterator[Timing]:
+    """DDP and DeepSpeed's stages, in processes of their own; recomputing tells only where modules have hooks."""
+    from labs_utils.workers.launch import launch
+
+    runs = list(host_runs(engine="ddp", world_size=ranks).items())
+    for stage in range(4):
+        keys = {"zero": STAGE_3_KEYS} if stage == 3 else {}
+        fields = {"engine": "deepspeed", "precision": "bf16-master", "zero_stage": stage, "world_size": ranks}
+        runs += host_runs(**fields, **keys).items()
+    told = {3: ("none", "full")}
+    runs = [(name, run) for name, run in runs if run.checkpointing in told.get(run.zero_stage, ("none",))]
+    argument = {"runs": [run.to_dict() for _, run in runs]}
+    answers = [found["answer"] for found in launch("labs_utils.workers.zero", argument, ranks, 120, show=quietly)[0]]
+    for (name, run), answer in zip(runs, answers, strict=True):
+        spread = {"p20": answer["provenance"]["step_seconds_p20"], "p80": answer["provenance"]["step_seconds_p80"]}
+        yield host_timing(name, run, Spread(median=answer["step_seconds"], **spread))

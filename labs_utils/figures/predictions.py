@@ -1,0 +1,167 @@
+"""`predict` and `reveal`: a guess before the measurement, and the two side by side after it. Never scored."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import Any
+
+from labs_utils.figures.display import in_notebook, show
+
+MIME = "application/vnd.llm-labs.prediction+json"
+# Each unit's kind, and how many of the kind's base unit it is.
+UNITS = {
+    "": ("numbers", 1),
+    "tokens": ("tokens", 1),
+    **{unit: ("bytes", size) for unit, size in {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}.items()},
+    **{unit: ("bytes", size) for unit, size in {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.items()},
+    "s": ("time", 1),
+    "ms": ("time", 1e-3),
+}
+METHOD_LABELS = {"estimate": "estimated", "dry_run": "dry run", "measure": "measured", "recall": "recorded"}
+CLOSE_FACTOR = 1.1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A guess as it is kept in the notebook's output; `value` is None where it was left blank."""
+
+    id: str
+    value: float | None
+    unit: str
+    question: str
+
+
+_predictions: dict[str, Prediction] = {}
+
+
+class _Unusable(ValueError):
+    """A guess or a value that can't be drawn: one sentence for the student."""
+
+
+def predict(prediction_id: str, guess: Any, unit: str = "", question: str = "") -> None:
+    """Keep a guess, in this process and in the notebook's output; `None` or `...` is a blank one.
+
+    `unit` is a key of `UNITS`; `question` becomes the title of `reveal`'s figure. A guess that can't be used is
+    answered by one printed sentence.
+    """
+    try:
+        _kind_and_size(unit)
+        value = None if guess is None or guess is ... else _number(guess, "a guess")
+    except _Unusable as problem:
+        print(problem)
+        return
+    prediction = Prediction(prediction_id, value, unit, question)
+    _predictions[prediction_id] = prediction
+    said = "no guess yet, which is fine" if value is None else f"your guess is {_worded(value, unit)}"
+    _display(f"{prediction_id}: {said}.", asdict(prediction))
+
+
+def reveal(prediction_id: str, answer: Any, unit: str | None = None, method: str = "measure") -> None:
+    """Draw the guess beside `answer`, and say how far off it was.
+
+    `answer` is a number in `unit` (default: the guess's) that `method` (a key of `METHOD_LABELS`) found, or a
+    `labs_utils.answer.Answer`, whose peak and method are shown.
+    Without a guess only the answer is drawn. What can't be drawn is answered by one printed sentence.
+    """
+    prediction = _predictions.get(prediction_id)
+    try:
+        value, own_unit, label = _answered(answer, unit, prediction, method)
+        shown_unit = prediction.unit if prediction else own_unit
+        value = _convert(value, own_unit, shown_unit)
+    except _Unusable as problem:
+        print(problem)
+        return
+    prediction = prediction or Prediction(prediction_id, None, shown_unit, "")
+    sentence = _how_far_off(prediction, value, label)
+    show(_figure(prediction, value, label), alt=f"Bar chart. {sentence}")
+    print(sentence)
+
+
+def _answered(answer: Any, unit: str | None, prediction: Prediction | None, method: str) -> tuple[float, str, str]:
+    """The value of an answer, its unit, and what the answer is called in a figure."""
+    from labs_utils.answer import Answer
+
+    if not isinstance(answer, Answer):
+        unit = unit if unit is not None else prediction.unit if prediction else ""
+        return _number(answer, "the answer"), unit, METHOD_LABELS[method]
+    if answer.peak_bytes is None:
+        raise _Unusable(f"There is no peak to show ({answer.outcome}): {answer.provenance.get('reason', 'no reason')}.")
+    shown_unit = unit or (prediction.unit if prediction else "GiB")
+    return _convert(answer.peak_bytes, "B", shown_unit), shown_unit, METHOD_LABELS[answer.method]
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+        raise _Unusable(f"{what.capitalize()} is a number of 0 or more, not {repr(value)[:60]}; try again.")
+    return float(value)
+
+
+def _kind_and_size(unit: str) -> tuple[str, float]:
+    if not isinstance(unit, str) or unit not in UNITS:
+        raise _Unusable(f"{unit!r} is not a unit known here; use one of {', '.join(filter(None, UNITS))}, or none.")
+    return UNITS[unit]
+
+
+def _convert(value: float, unit: str, to: str) -> float:
+    (kind, size), (other_kind, other_size) = _kind_and_size(unit), _kind_and_size(to)
+    if kind != other_kind:
+        raise _Unusable(f"The answer is in {unit or 'plain numbers'} and the guess in {to or 'plain numbers'}.")
+    return value * size / other_size
+
+
+def _worded(value: float, unit: str) -> str:
+    """A value with its unit; GB in GiB too, because the lecture speaks GB and tools speak GiB."""
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    gib = f" ({value * 1e9 / 2**30:.4g} GiB)" if unit == "GB" else ""
+    return f"{number} {unit}".strip() + gib
+
+
+def _how_far_off(prediction: Prediction, value: float, label: str) -> str:
+    """One kind sentence: the answer, and the guess as a factor of it."""
+    found, guess = f"{label.capitalize()}: {_worded(value, prediction.unit)}.", prediction.value
+    if guess is None:
+        return found
+    found += f" Your guess: {_worded(guess, prediction.unit)}"
+    if guess == value:
+        return f"{found}, spot on."
+    if not guess or not value:  # no factor leads to or from 0
+        return f"{found}."
+    factor = max(guess / value, value / guess)
+    if factor <= CLOSE_FACTOR:
+        return f"{found}, within {math.ceil((factor - 1) * 100)} %: well judged."
+    times = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+    return f"{found}, {times} times too {'large' if guess > value else 'small'}; what makes the difference?"
+
+
+def _figure(prediction: Prediction, value: float, label: str):
+    """Horizontal bars, the guess hatched and the answer solid."""
+    from matplotlib.figure import Figure
+
+    recorded = label == METHOD_LABELS["recall"]  # hollow and dashed, as in every figure
+    look = {"color": "white", "edgecolor": "tab:blue", "linestyle": "--"} if recorded else {"color": "tab:blue"}
+    bars = [(label, value, look)]
+    if prediction.value is not None:
+        bars.append(("your guess", prediction.value, {"color": "white", "edgecolor": "0.3", "hatch": "//"}))
+    figure = Figure(figsize=(6, 0.8 + 0.5 * len(bars)), layout="constrained")
+    axes = figure.add_subplot(title=prediction.question or _quantity(prediction.id), xlabel=prediction.unit)
+    for name, length, style in bars:
+        axes.bar_label(axes.barh(name, length, **style), [_worded(length, prediction.unit)], padding=4)
+    axes.set_xlim(0, 1.5 * max(length for _, length, _ in bars) or 1)  # room for the labels
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _quantity(prediction_id: str) -> str:
+    """The quantity that an id names: "lab01.total_8b" is "total 8b"."""
+    return prediction_id.rpartition(".")[2].replace("_", " ")
+
+
+def _display(text: str, prediction: dict) -> None:
+    if not in_notebook():
+        print(text)
+        return
+    from IPython.display import display
+
+    display({"text/plain": text, MIME: prediction}, raw=True)

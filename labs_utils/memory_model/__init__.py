@@ -1,0 +1,1 @@
+"""Bytes of a training step from sizes alone: autograd, operators, kernels and ZeRO written out."""

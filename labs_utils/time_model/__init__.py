@@ -1,0 +1,1 @@
+"""Seconds of a training step from its operators' sizes and recorded rates."""
