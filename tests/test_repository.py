@@ -13,10 +13,10 @@ from typing import Literal, get_args, get_origin
 
 import nbformat
 import pytest
+from places import ROOT
 
 from labs_utils.run import PRESETS, Run
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PIN = re.compile(

@@ -1,13 +1,13 @@
 """Every notebook as it is committed: small cells, nothing run, names that can be read."""
 
 import re
-from pathlib import Path
 from statistics import median
 
 import nbformat
 import pytest
+from places import ROOT
 
-PATHS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)

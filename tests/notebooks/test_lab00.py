@@ -1,13 +1,12 @@
 """What only Lab 00 promises."""
 
-from pathlib import Path
-
 import nbformat
+from places import ROOT
 
 from labs_utils import LLAMA_8B, Run, recall
 from labs_utils.device import H200
 
-NOTEBOOK = nbformat.read(Path(__file__).parents[1] / "notebooks" / "00_setup.ipynb", as_version=4)
+NOTEBOOK = nbformat.read(ROOT / "notebooks" / "00_setup.ipynb", as_version=4)
 SOURCE = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "code")
 
 

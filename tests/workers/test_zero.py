@@ -5,12 +5,12 @@ master weight and 8 for Adam's moments. Beside them Adam keeps a step counter of
 """
 
 from functools import cache
-from pathlib import Path
 from statistics import mean
 
 import pytest
 import torch
 from helpers import SHAPE, phase_peaks
+from places import TOY
 
 from labs_utils.answer import Answer
 from labs_utils.answers import measure_ranks
@@ -30,7 +30,7 @@ pytest.importorskip("deepspeed")
 
 PARAMETERS = ModelShape(**SHAPE).parameters
 LARGEST_PARAMETER = SHAPE["vocab_size"] * SHAPE["hidden_size"]
-BUILDING = str(Path(__file__).parent / "toy/workers/building.py")
+BUILDING = str(TOY / "workers/building.py")
 STEPS = 4
 STEP_COUNTER_BYTES = 4
 BUCKET = 4000

@@ -3,12 +3,11 @@
 import csv
 import re
 from importlib import import_module
-from pathlib import Path
 
 import nbformat
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).parents[1]
 LABS = sorted(path.stem[:2] for path in (ROOT / "notebooks").glob("*.ipynb"))
 MEASURED = re.compile(r"\d\s*(?:[KMGT]i?B\b|ms\b|seconds?\b|[TG]?FLOP|tokens/s)")
 SOURCED = re.compile(r"https?://|[Ll]ecture|Source:|bytes|weights of an 8B model")

@@ -1,14 +1,12 @@
 """`fill`, and the sources it is fed with."""
 
-from pathlib import Path
-
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from places import TOY
 
 from labs_utils.pages.fill import fill, setup_imports, solutions, stubs, wrong_answers
 
-TOY = Path(__file__).parent / "toy"
 IDS = ["lab90.mean_square", "lab90.extremes", "lab90.mean_distance"]
 
 

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import nbformat
 import numpy as np
 import pytest
+from places import TESTS
 
 from labs_utils.exercises.contract import PACKAGE, exercises_of, find, labs
 from labs_utils.exercises.grading import grade
 from labs_utils.exercises.judge import MEMORY_BYTES, judge
 from labs_utils.pages.fill import WrongAnswer, setup_imports, solutions, stubs, wrong_answers
 
-TESTS = Path(__file__).parent
 LEAST_WRONG_ANSWERS = 3
 SEED = 20
 

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 
 from labs_utils.device import H200
 from labs_utils.exercises import accumulation, batch_plans, micro_batches
@@ -19,7 +19,6 @@ from labs_utils.recordings import recall
 from labs_utils.run import LLAMA_1B, LLAMA_8B, Run
 from labs_utils.training.step import IGNORED_LABEL, build_model
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "03_batch_size_and_gradient_accumulation.ipynb", as_version=4)
 CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}
 SOLUTIONS = solutions(ROOT / "solutions" / "lab03.py")

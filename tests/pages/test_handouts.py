@@ -5,18 +5,17 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from places import ROOT
 
 from labs_utils.pages.handouts import write_handouts
 from labs_utils.pages.page import HandoutError, clean_html, title_of, to_html
 
-ROOT = Path(__file__).parents[1]
 LABS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ONE_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
 RUNNING_TAGS = {"script", "link", "iframe", "object", "embed", "base"}

@@ -1,10 +1,9 @@
 """Lab 02's oracles: what they measure is what the lab says, and their cases tell right from wrong, for every seed."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from places import TESTS
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -16,7 +15,6 @@ from labs_utils.exercises.kept import kept_bytes
 from labs_utils.pages.fill import solutions, wrong_answers
 from labs_utils.run import LLAMA_8B, Run
 
-TESTS = Path(__file__).parent
 SOLUTIONS = solutions(TESTS.parent / "solutions" / "lab02.py")
 BEST = {
     "few tokens, room for all": "none",

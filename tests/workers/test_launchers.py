@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from helpers import SHAPE
+from places import ROOT
 
 from labs_utils.workers.launch import launch
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")
 
-ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WORKER = "labs_utils.workers.zero"
 RUN = {"model": SHAPE, "seq_len": 64, "zero_stage": 2, "precision": "fp32"}

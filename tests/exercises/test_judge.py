@@ -2,10 +2,10 @@
 
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
+from places import TOY
 
 from labs_utils.exercises.judge import judge
 from labs_utils.pages.fill import solutions, wrong_answers
@@ -14,7 +14,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge's cap
 
 MIB = 2**20
 RIGHT = "def mean_square(values):\n    return sum(v * v for v in values) / len(values)\n"
-TOY = Path(__file__).parent / "toy"
 
 
 def judged(source, exercise_id="lab90.mean_square", **options):

@@ -2,12 +2,12 @@
 
 import statistics
 from functools import cache
-from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 
 from labs_utils.answers.estimate import estimate
 from labs_utils.device import H200
@@ -19,7 +19,6 @@ from labs_utils.pages.fill import setup_imports, solutions, wrong_answers
 from labs_utils.recordings import recall, recorded
 from labs_utils.time_model.offload import offload_seconds, recorded_host_rates, recorded_threads
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "05_zero_offload.ipynb", as_version=4)
 CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}
 SOLUTIONS = solutions(ROOT / "solutions" / "lab05.py")

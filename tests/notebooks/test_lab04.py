@@ -3,13 +3,13 @@
 import ast
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from places import ROOT
 
 from labs_utils.device import H100
 from labs_utils.exercises import lab04, partitioned_adam
@@ -21,7 +21,6 @@ from labs_utils.workers.launch import launch
 from labs_utils.workers.silent_peers import KINDS, lone_rank, rank_process, ring_bytes
 from labs_utils.workers.threads import on_ranks
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOK = nbformat.read(ROOT / "notebooks" / "04_zero_stages.ipynb", as_version=4)
 CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}
 SOLUTIONS = solutions(ROOT / "solutions" / "lab04.py")

@@ -8,16 +8,16 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from uuid import uuid4
 
 import psutil
 import pytest
+from places import TOY
 
 from labs_utils.device import usable_cores
 from labs_utils.workers.launch import LaunchError, launch
 
-WORKER = str(Path(__file__).parent / "toy/workers/scripted.py")
+WORKER = str(TOY / "workers/scripted.py")
 MARK = "LABS_TEST_LAUNCH"
 FAILURE_SECONDS = 15  # from a rank's failure to the sentence, on a machine that does other things too
 FAILURES = {

@@ -1,10 +1,9 @@
 """Lab 01's oracles: what they measure is what the lab says, and their cases tell right from wrong."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 
 from labs_utils.answers.dry_run import NoMemoryMode
 from labs_utils.answers.estimate import estimate_timeline
@@ -16,7 +15,7 @@ from labs_utils.exercises.judge import MEMORY_BYTES
 from labs_utils.pages.fill import solutions
 from labs_utils.run import LLAMA_8B
 
-SOLUTIONS = solutions(Path(__file__).parent.parent / "solutions" / "lab01.py")
+SOLUTIONS = solutions(ROOT / "solutions" / "lab01.py")
 
 
 def solution(name):
