@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -19,12 +19,6 @@ from labs_utils.run import Run, RunError, read_runs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
-SHOWN_SHARE = 0.01  # parts smaller than this share of the peak are left out of a table
-SAID = {  # what a run's field is called where its value alone wouldn't tell
-    "grad_accum": "{} micro-steps", "padded": "padded", "compile": "compiled", "layer_kernels": "{} layers",
-    "loss_kernel": "{} loss", "lora_rank": "LoRA rank {}", "kv_len": "cache of {}", "zero_stage": "stage {}",
-    "world_size": "{} ranks", "offload": "offload {}",
-}  # fmt: skip
 RunsOption = Annotated[Path, typer.Option("--runs", help="A file with one run a line as JSON; - reads standard input.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="A name in data/gpus.csv; default: this machine.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of a table.")]
@@ -97,6 +91,7 @@ def accuracy(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Dry-run every recorded run too: some minutes.")] = False,
 ) -> None:
     """How far estimates are from what was recorded on a GPU, beside what public calculators say."""
+    from labs_utils.answer_table import print_errors
     from labs_utils.answers.accuracy import errors_by_group
 
     try:
@@ -106,30 +101,6 @@ def accuracy(
     if found["all"]["estimate"] is None:
         fail(f"nothing was recorded on {device}; data/measurements/runs.jsonl says what was")
     print_errors(found)
-
-
-def print_errors(found: dict[str, dict]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    title = "Error against recorded runs, in per cent: median / largest, of the peak and of the estimated step time"
-    table = Table("runs with", "runs", *found["all"], title=title, box=box.SIMPLE)
-    for group, by_method in found.items():
-        cells = [worded_errors(name, errors) for name, errors in by_method.items()]
-        table.add_row(group, str(max(e.count for e in by_method.values() if e)), *cells)
-    Console().print(table)
-
-
-def worded_errors(name: str, errors) -> str:
-    from labs_utils.answers.accuracy import STEP_TIME
-
-    if errors is None:
-        return ""
-    if name == STEP_TIME:
-        return f"{errors.median_percent:.0f} / {errors.largest_percent:.0f}"
-    both = errors.median_percent, errors.largest_percent
-    return " / ".join(f"{percent:.2g}" if percent < 10 else f"{percent:,.0f}" for percent in both)
 
 
 @app.command()
@@ -170,7 +141,9 @@ def show(answers: list[Answer], as_json: bool) -> None:
         for answer in answers:
             typer.echo(json.dumps(answer.to_dict()))
     elif answers:
-        print_table(answers)
+        from labs_utils.answer_table import print_answers
+
+        print_answers(answers)
 
 
 def finish(answers: list, bad_lines: int, runs: Path) -> None:
@@ -201,49 +174,6 @@ def read_lines(runs: Path) -> list[bytes]:
 def fail(sentence: str, code: int = 2) -> NoReturn:
     typer.echo(f"labs: {sentence}", err=True)
     raise typer.Exit(code)
-
-
-def print_table(answers: list[Answer]) -> None:
-    """One row an answer: what was asked, the outcome, the peak in GiB, seconds, and the parts that make most of it."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    title = "Peak memory, GiB, and seconds a step"
-    table = Table("run", "device", "outcome", "peak", "step", "made of", title=title, box=box.SIMPLE)
-    table.columns[3].justify = table.columns[4].justify = "right"
-    for answer in answers:
-        table.add_row(*map(escape, row(answer)))
-    Console().print(table)
-
-
-def row(answer: Answer) -> Iterator[str]:
-    yield describe(answer.run)
-    yield answer.device or ""
-    reason = answer.provenance.get("reason")
-    yield f"{answer.outcome}: {reason}" if reason else f"{answer.outcome}, {answer.phase}"
-    if answer.peak_bytes is None:
-        return
-    yield gib(answer.peak_bytes)
-    yield "" if answer.step_seconds is None else f"{answer.step_seconds:.3g}"
-    shown = {part: size for part, size in (answer.parts or {}).items() if size >= SHOWN_SHARE * answer.peak_bytes}
-    made_of = [f"{part.replace('_', ' ')} {gib(size)}" for part, size in shown.items()]
-    on_host = answer.provenance.get("host_bytes")
-    yield ", ".join(made_of + ([f"on the host {gib(on_host)} for each rank"] if on_host else []))
-
-
-def describe(run: Run) -> str:
-    """What sets a run apart: its parameters, its tokens, and every field that isn't the default."""
-    changed = {field: value for field, value in run if value != Run.model_fields[field].default}
-    named = [field for field in changed if field not in ("model", "micro_batch", "seq_len", "zero")]
-    fields = [SAID.get(field, "{}").format(changed[field]) for field in named]
-    fields += [f"{key}={value:g}" if type(value) is float else f"{key}={value}" for key, value in run.zero.items()]
-    return " ".join([f"{run.model.parameters / 1e6:,.0f}M", f"{run.micro_batch}×{run.seq_len}", *fields])
-
-
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f}" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**30:.2g}"
 
 
 if __name__ == "__main__":

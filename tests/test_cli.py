@@ -9,8 +9,9 @@ from helpers import SHAPE
 from typer.testing import CliRunner
 
 from labs_utils.answer import Answer
+from labs_utils.answer_table import describe
 from labs_utils.answers.estimate import estimate
-from labs_utils.cli import app, describe
+from labs_utils.cli import app
 from labs_utils.run import Run
 
 RUN = {"model": SHAPE, "seq_len": 64}

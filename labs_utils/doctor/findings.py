@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from labs_utils.answers.estimate import estimate
 from labs_utils.device import H200
 from labs_utils.doctor.report import FLASH_CAPABILITY, Report
-from labs_utils.figures.tables import worded_bytes
+from labs_utils.figures.tables import print_table
 from labs_utils.run import LLAMA_8B, Run
+from labs_utils.units import worded_bytes
 
 OLD_CAPABILITY = 7.5  # Turing; newer builds of torch know nothing older
 Table = tuple[Sequence[str], list[Sequence]]
@@ -32,15 +33,8 @@ def tables(report: Report) -> dict[str, Table]:
 
 def print_tables(report: Report) -> None:
     """Print the tables in a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
     for columns, rows in tables(report).values():
-        table = RichTable(*columns, box=box.SIMPLE)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
+        print_table(columns, rows)
 
 
 def machine_rows(report: Report) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     {
         "labs_utils.figures.plot": (
             "Curve",
-            "Stretch",
+            "Interval",
             "compare",
             "plot_parts",
             "plot_timeline",
@@ -15,7 +15,8 @@ __getattr__, __dir__, __all__ = lazy_face(
             "plot_schedule",
         ),
         "labs_utils.figures.panels": ("plot_timelines", "plot_points", "plot_point_panels"),
-        "labs_utils.figures.tables": ("show_table", "worded_bytes"),
+        "labs_utils.figures.tables": ("show_table",),
+        "labs_utils.units": ("worded_bytes",),
         "labs_utils.figures.predictions": ("predict", "reveal"),
     },
 )

@@ -1,9 +1,10 @@
-"""`show`: the one way a figure gets into a notebook, with its alt text."""
+"""What a notebook shows: `show`, a figure with its alt text; `ProgressLine`, how far something is."""
 
 from __future__ import annotations
 
 import sys
 from io import BytesIO
+from uuid import uuid4
 
 DPI = 150
 CSS_PIXELS_PER_INCH = 96
@@ -29,3 +30,29 @@ def show(figure, alt: str) -> None:
         display(Image(picture.getvalue(), width=round(pixels_wide * CSS_PIXELS_PER_INCH / DPI), alt=alt))
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(figure)
+
+
+class ProgressLine:
+    """One line that takes the place of the one before, and is gone at the end.
+
+    Call it with a text to show it, in a notebook or a terminal, and with "" to take it away.
+
+    Where neither is there (a file, a pipe) nothing is shown.
+    """
+
+    def __init__(self):
+        self._display_id: str | None = None
+
+    def __call__(self, text: str) -> None:
+        if in_notebook():
+            self._display(text)
+        elif sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def _display(self, text: str) -> None:
+        from IPython.display import display
+
+        shown_before = self._display_id is not None
+        self._display_id = self._display_id or uuid4().hex
+        if text or shown_before:
+            display({"text/plain": text}, raw=True, display_id=self._display_id, update=shown_before)

@@ -9,8 +9,8 @@ from labs_utils.figures.display import show
 from labs_utils.figures.predictions import METHOD_LABELS
 from labs_utils.figures.step_area import STEP_LABEL, draw_step
 from labs_utils.figures.style import LEGEND, new_axes, part_legend, wrapped
-from labs_utils.figures.tables import scale, worded, worded_bytes
 from labs_utils.timeline import Timeline
+from labs_utils.units import unit_of, worded, worded_bytes
 
 Point = tuple[float, float]
 PANEL_INCHES = 1.75
@@ -53,7 +53,7 @@ def timelines_figure(timelines: Mapping[str, Timeline], title: str, phases: tupl
     """The figure of `plot_timelines`."""
     steps = {label: list(timeline.moments(phases)) for label, timeline in timelines.items()}
     top_bytes = max(moment.live_bytes for step in steps.values() for moment in step)
-    size, unit = scale(top_bytes)
+    size, unit = unit_of(top_bytes)
     figure = panel_figure(len(steps), title)
     panels = figure.subplots(len(steps), 1, sharey=True, squeeze=False)[:, 0]
     heights: dict[str, float] = {}

@@ -20,15 +20,16 @@ from labs_utils.figures.style import (
     LOOKS,
     UNKNOWN,
     curve_style,
+    interval_style,
     new_axes,
     part_legend,
     part_style,
     schedule_legend,
-    stretch_style,
     wrapped,
 )
-from labs_utils.figures.tables import scale, show_table, worded, worded_bytes
+from labs_utils.figures.tables import show_table
 from labs_utils.timeline import Timeline
+from labs_utils.units import unit_of, worded, worded_bytes
 
 COLUMNS = ("method", "device", "outcome", "peak", "phase")
 
@@ -49,8 +50,8 @@ class Curve(NamedTuple):
         return f"{self.label} ({METHOD_LABELS[self.method]})" if self.method else self.label
 
 
-class Stretch(NamedTuple):
-    """Something that goes on from `begin` to `end`, in seconds."""
+class Interval(NamedTuple):
+    """The time in which something runs: from `begin` to `end`, in seconds."""
 
     name: str
     begin: float
@@ -90,22 +91,22 @@ def plot_curves(curves: Sequence[Curve], title: str, xlabel: str, ylabel: str, l
     show(curves_figure(curves, title, xlabel, ylabel, log), f"{title} Line chart of {ylabel} by {xlabel}: {ends}.")
 
 
-def plot_schedule(lanes: Mapping[str, Sequence[Stretch]], title: str, recorded: bool = False) -> None:
+def plot_schedule(lanes: Mapping[str, Sequence[Interval]], title: str, recorded: bool = False) -> None:
     """Draw for each label of `lanes` what it does when: who works, and who waits.
 
     What is `recorded` is drawn hollow.
     """
-    told = "; ".join(f"{label}: {', '.join(map(str, stretches)) or 'nothing'}" for label, stretches in lanes.items())
+    told = "; ".join(f"{label}: {', '.join(map(str, intervals)) or 'nothing'}" for label, intervals in lanes.items())
     show(schedule_figure(lanes, title, recorded), f"{title} Lanes over time. {told}.")
 
 
-def schedule_figure(lanes: Mapping[str, Sequence[Stretch]], title: str, recorded: bool = False):
+def schedule_figure(lanes: Mapping[str, Sequence[Interval]], title: str, recorded: bool = False):
     """The figure of `plot_schedule`."""
     axes = new_axes(title, "seconds", "")
-    names = list(dict.fromkeys(stretch.name for stretches in lanes.values() for stretch in stretches))
-    styles = {name: stretch_style(number, recorded) for number, name in enumerate(names)}
-    for position, stretches in enumerate(lanes.values()):
-        for name, begin, end in stretches:
+    names = list(dict.fromkeys(interval.name for intervals in lanes.values() for interval in intervals))
+    styles = {name: interval_style(number, recorded) for number, name in enumerate(names)}
+    for position, intervals in enumerate(lanes.values()):
+        for name, begin, end in intervals:
             axes.barh(position, end - begin, 0.6, begin, **styles[name])
     axes.set_yticks(range(len(lanes)), [wrapped(label, 14) for label in lanes])
     axes.invert_yaxis()
@@ -117,7 +118,7 @@ def schedule_figure(lanes: Mapping[str, Sequence[Stretch]], title: str, recorded
 def parts_figure(labels: Sequence[str], values: Sequence, title: str, xlabel: str = "", device: Device | None = None):
     """The figure of `plot_parts`."""
     stacks = [bytes_by_part(value) for value in values]
-    size, unit = scale(max(sum(stack.values()) for stack in stacks))
+    size, unit = unit_of(max(sum(stack.values()) for stack in stacks))
     axes = new_axes(title, xlabel, f"memory ({unit})")
     for position, (value, stack) in enumerate(zip(values, stacks, strict=True)):
         _draw_stack(axes, position, value, stack, size)
@@ -140,7 +141,7 @@ def timeline_figure(timeline: Timeline, title: str, phases: tuple[str, ...] = PH
     """The figure of `plot_timeline`."""
     step = list(timeline.moments(phases))
     top_bytes = max(moment.live_bytes for moment in step)
-    size, unit = scale(top_bytes)
+    size, unit = unit_of(top_bytes)
     axes = new_axes(title, STEP_LABEL, f"memory ({unit})")
     part_legend(axes, draw_step(axes, step, size, top_bytes))
     return axes.figure

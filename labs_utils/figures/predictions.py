@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 from labs_utils.figures.display import in_notebook, show
+from labs_utils.units import GIB, KIB, MIB
 
 MIME = "application/vnd.llm-labs.prediction+json"
 # Each unit's kind, and how many of the kind's base unit it is.
@@ -15,7 +16,7 @@ UNITS = {
     "": ("numbers", 1),
     "tokens": ("tokens", 1),
     **{unit: ("bytes", size) for unit, size in {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}.items()},
-    **{unit: ("bytes", size) for unit, size in {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}.items()},
+    **{unit: ("bytes", size) for unit, size in {"KiB": KIB, "MiB": MIB, "GiB": GIB}.items()},
     "s": ("time", 1),
     "ms": ("time", 1e-3),
 }
@@ -114,7 +115,7 @@ def _convert(value: float, unit: str, to: str) -> float:
 def _worded(value: float, unit: str) -> str:
     """A value with its unit; GB in GiB too, because the lecture speaks GB and tools speak GiB."""
     number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-    gib = f" ({value * 1e9 / 2**30:.4g} GiB)" if unit == "GB" else ""
+    gib = f" ({value * 1e9 / GIB:.4g} GiB)" if unit == "GB" else ""
     return f"{number} {unit}".strip() + gib
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from labs_utils.answer import PARTS
 from labs_utils.figures.style import part_style
-from labs_utils.figures.tables import worded_bytes
 from labs_utils.timeline import Moment
+from labs_utils.units import worded_bytes
 
 STEP_LABEL = "allocations and frees, in order"
 MOST_MOMENTS = 120  # a peak of few events still gets a width that the eye can see
@@ -30,10 +30,10 @@ def draw_step(axes, step: Sequence[Moment], size: int, top_bytes: int, low: bool
 
 
 def thinned(moments: Sequence[Moment], most: int = MOST_MOMENTS) -> list[tuple[int, Moment]]:
-    """At most `most` moments: the start of each stretch of equal length with its highest moment, so the peak stays."""
-    stretch = -(-len(moments) // most)
-    starts = range(0, len(moments), stretch)
-    return [(start, max(moments[start : start + stretch], key=lambda moment: moment.live_bytes)) for start in starts]
+    """At most `most` moments: of each bin of equal length its start and its highest moment, so that the peak stays."""
+    size = -(-len(moments) // most)
+    starts = range(0, len(moments), size)
+    return [(start, max(moments[start : start + size], key=lambda moment: moment.live_bytes)) for start in starts]
 
 
 def _mark_phases(axes, phase_of: Sequence[str]) -> None:

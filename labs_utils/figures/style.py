@@ -49,8 +49,8 @@ def new_axes(title: str, xlabel: str, ylabel: str):
     return axes
 
 
-def stretch_style(number: int, recorded: bool) -> dict[str, Any]:
-    """How the stretches of time with that number are drawn: filled, or hollow where they were recorded elsewhere."""
+def interval_style(number: int, recorded: bool) -> dict[str, Any]:
+    """How the intervals with that number are drawn: filled, or hollow where they were recorded elsewhere."""
     colour, hatch = [*LOOKS.values()][number % len(LOOKS)]
     if recorded:
         return {"facecolor": "white", "edgecolor": colour, "linestyle": "--", "linewidth": 1.6, "hatch": hatch}

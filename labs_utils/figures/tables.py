@@ -1,12 +1,12 @@
-"""Tables in a notebook, and numbers and bytes in words: `show_table`, `worded`, `worded_bytes`, `scale`."""
+"""Tables: `show_table` in a notebook, `print_table` in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 from labs_utils.figures.display import in_notebook
+from labs_utils.units import worded
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence]) -> None:
@@ -28,22 +28,21 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence]) -> None:
     display({"text/html": markup, "text/plain": plain}, raw=True)
 
 
-def worded(value: Any) -> str:
-    """A value as a reader wants it: 1,234,567 or 0.1234, and anything else as `str` has it."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def print_table(
+    columns: Sequence[str], rows: Iterable[Iterable[str]], title: str = "", right: Sequence[int] = ()
+) -> None:
+    """Print a table in a terminal, as wide as that is; the columns numbered in `right` are aligned there."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
 
-
-def worded_bytes(nbytes: int) -> str:
-    """Bytes in GiB, or in MiB, KiB or bytes where there are few: "60.0 GiB"."""
-    size, unit = scale(nbytes)
-    return f"{nbytes / size:,.{2 if nbytes < 10 * size else 1}f} {unit}" if nbytes >= 2**10 else f"{nbytes} bytes"
-
-
-def scale(largest: int) -> tuple[int, str]:
-    """The unit for a figure whose largest number is `largest` bytes: its size and its name."""
-    return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB") if largest >= 2**20 else (2**10, "KiB")
+    table = Table(*columns, title=title or None, box=box.SIMPLE)
+    for number in right:
+        table.columns[number].justify = "right"
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
 
 
 def _are_numbers(values: Sequence) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
-from labs_utils.figures.progress import ProgressLine
+from labs_utils.figures.display import ProgressLine
 from labs_utils.workers.launched_agent import Agent
 
 PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "NCCL")

@@ -14,8 +14,9 @@ from labs_utils.device import H200
 from labs_utils.figures import plot, step_area
 from labs_utils.figures.plot import Curve, compare, curves_figure, parts_figure, plot_parts, plot_timeline
 from labs_utils.figures.style import LOOKS, curve_style, part_style
-from labs_utils.figures.tables import show_table, worded_bytes
+from labs_utils.figures.tables import show_table
 from labs_utils.run import LLAMA_8B, TINY, Run
+from labs_utils.units import worded_bytes
 
 GIB = 2**30
 RUN = Run(model=LLAMA_8B, seq_len=8192)
@@ -162,7 +163,7 @@ def test_the_memory_of_the_device_is_a_line(answer):
 
 
 @pytest.mark.parametrize("most", [1, 7, 120])
-def test_thinning_keeps_the_peak_and_every_stretch_of_the_step(timeline, most):
+def test_thinning_keeps_the_peak_and_every_bin_of_the_step(timeline, most):
     moments = list(timeline.moments())
     kept = step_area.thinned(moments, most)
     assert len(kept) <= most < len(moments)
