@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 HANDOUTS := $(patsubst notebooks/%.ipynb,handouts/%.html,$(NOTEBOOKS))
-COURSE := $(wildcard labs_utils/*.py labs_utils/*/*.py labs_utils/pages/template/* data/*.csv data/*/*)
+COURSE := $(wildcard labs_utils/*.py labs_utils/*/*.py labs_utils/*/*/*.py labs_utils/pages/template/* data/*.csv data/*/*)
 
 # Compilers' helpers such as ninja are looked for on PATH, where an environment that isn't activated doesn't put them.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -21,7 +21,7 @@ handouts/%.html: notebooks/%.ipynb $(COURSE) $(INSTALLED)
 
 # A file's tests stay on one worker: they share what takes long, such as a launch.
 test: lint
-	$(PYTHON) -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=600 tests notebooks
+	$(PYTHON) -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=600 tests labs_utils notebooks
 
 # The quick part of `test`: no notebook, nothing slow.
 check: lint
