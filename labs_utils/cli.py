@@ -95,12 +95,12 @@ def accuracy(
     from labs_utils.answers.accuracy import errors_by_group
 
     try:
-        found = errors_by_group(find_device(device), dry_run, partial(tqdm, unit="run", leave=False, disable=None))
+        errors = errors_by_group(find_device(device), dry_run, partial(tqdm, unit="run", leave=False, disable=None))
     except DeviceError as error:
         fail(str(error))
-    if found["all"]["estimate"] is None:
+    if errors["all"]["estimate"] is None:
         fail(f"nothing was recorded on {device}; data/measurements/runs.jsonl says what was")
-    print_errors(found)
+    print_errors(errors)
 
 
 @app.command()

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from labs_utils.answer import PHASES
 from labs_utils.figures.display import show
-from labs_utils.figures.predictions import METHOD_LABELS
 from labs_utils.figures.step_area import STEP_LABEL, draw_step
-from labs_utils.figures.style import LEGEND, new_axes, part_legend, wrapped
+from labs_utils.figures.style import LEGEND, METHOD_LABELS, new_axes, part_legend, wrapped
 from labs_utils.timeline import Timeline
 from labs_utils.units import unit_of, worded, worded_bytes
 
@@ -24,10 +23,10 @@ POINT_LOOKS = (
 def plot_timelines(timelines: Mapping[str, Timeline], title: str, phases: tuple[str, ...] = PHASES) -> None:
     """Draw the live bytes of several steps by part, one panel for each label, all on one scale."""
     peaks = {label: timeline.peak(*phases) for label, timeline in timelines.items()}
-    said = "; ".join(
+    in_words = "; ".join(
         f"{label}: peak {worded_bytes(peak.live_bytes)} in {peak.event.phase}" for label, peak in peaks.items()
     )
-    show(timelines_figure(timelines, title, phases), f"{title} Stacked areas over {', '.join(phases)}. {said}.")
+    show(timelines_figure(timelines, title, phases), f"{title} Stacked areas over {', '.join(phases)}. {in_words}.")
 
 
 def plot_points(
@@ -41,11 +40,13 @@ def plot_point_panels(
     panels: Mapping[str, Mapping[str, Point | None]], title: str, xlabel: str, ylabel: str, method: str = "measure"
 ) -> None:
     """Draw `plot_points` for each panel, all on one scale; a label looks the same in all of them."""
-    said = "; ".join(f"{name}: {_said(points)}" if name else _said(points) for name, points in panels.items())
-    show(points_figure(panels, title, xlabel, ylabel, method), f"{title} {ylabel} against {xlabel}. {said}.")
+    in_words = "; ".join(
+        f"{name}: {_points_in_words(points)}" if name else _points_in_words(points) for name, points in panels.items()
+    )
+    show(points_figure(panels, title, xlabel, ylabel, method), f"{title} {ylabel} against {xlabel}. {in_words}.")
 
 
-def _said(points: Mapping[str, Point | None]) -> str:
+def _points_in_words(points: Mapping[str, Point | None]) -> str:
     return ", ".join(f"{label} {worded(float(p[0]))} and {worded(float(p[1]))}" for label, p in points.items() if p)
 
 

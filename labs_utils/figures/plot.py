@@ -12,12 +12,12 @@ from typing import NamedTuple
 from labs_utils.answer import PHASES, Answer
 from labs_utils.device import Device
 from labs_utils.figures.display import show
-from labs_utils.figures.predictions import METHOD_LABELS
 from labs_utils.figures.step_area import STEP_LABEL, draw_step
 from labs_utils.figures.style import (
     LEGEND,
     LIMIT_STYLE,
     LOOKS,
+    METHOD_LABELS,
     UNKNOWN,
     curve_style,
     interval_style,
@@ -96,8 +96,10 @@ def plot_schedule(lanes: Mapping[str, Sequence[Interval]], title: str, recorded:
 
     What is `recorded` is drawn hollow.
     """
-    told = "; ".join(f"{label}: {', '.join(map(str, intervals)) or 'nothing'}" for label, intervals in lanes.items())
-    show(schedule_figure(lanes, title, recorded), f"{title} Lanes over time. {told}.")
+    in_words = "; ".join(
+        f"{label}: {', '.join(map(str, intervals)) or 'nothing'}" for label, intervals in lanes.items()
+    )
+    show(schedule_figure(lanes, title, recorded), f"{title} Lanes over time. {in_words}.")
 
 
 def schedule_figure(lanes: Mapping[str, Sequence[Interval]], title: str, recorded: bool = False):

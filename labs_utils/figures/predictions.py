@@ -8,7 +8,8 @@ from numbers import Real
 from typing import Any
 
 from labs_utils.figures.display import in_notebook, show
-from labs_utils.units import GIB, KIB, MIB
+from labs_utils.figures.style import METHOD_LABELS
+from labs_utils.units import GIB, KIB, MIB, worded
 
 MIME = "application/vnd.llm-labs.prediction+json"
 # Each unit's kind, and how many of the kind's base unit it is.
@@ -20,7 +21,6 @@ UNITS = {
     "s": ("time", 1),
     "ms": ("time", 1e-3),
 }
-METHOD_LABELS = {"estimate": "estimated", "dry_run": "dry run", "measure": "measured", "recall": "recorded"}
 CLOSE_FACTOR = 1.1
 
 
@@ -55,8 +55,8 @@ def predict(prediction_id: str, guess: Any, unit: str = "", question: str = "") 
         return
     prediction = Prediction(prediction_id, value, unit, question)
     _predictions[prediction_id] = prediction
-    said = "no guess yet, which is fine" if value is None else f"your guess is {_worded(value, unit)}"
-    _display(f"{prediction_id}: {said}.", asdict(prediction))
+    words = "no guess yet, which is fine" if value is None else f"your guess is {_with_unit(value, unit)}"
+    _display(f"{prediction_id}: {words}.", asdict(prediction))
 
 
 def reveal(prediction_id: str, answer: Any, unit: str | None = None, method: str = "measure") -> None:
@@ -112,28 +112,27 @@ def _convert(value: float, unit: str, to: str) -> float:
     return value * size / other_size
 
 
-def _worded(value: float, unit: str) -> str:
+def _with_unit(value: float, unit: str) -> str:
     """A value with its unit; GB in GiB too, because the lecture speaks GB and tools speak GiB."""
-    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     gib = f" ({value * 1e9 / GIB:.4g} GiB)" if unit == "GB" else ""
-    return f"{number} {unit}".strip() + gib
+    return f"{worded(value)} {unit}".strip() + gib
 
 
 def _how_far_off(prediction: Prediction, value: float, label: str) -> str:
     """One kind sentence: the answer, and the guess as a factor of it."""
-    found, guess = f"{label.capitalize()}: {_worded(value, prediction.unit)}.", prediction.value
+    sentence, guess = f"{label.capitalize()}: {_with_unit(value, prediction.unit)}.", prediction.value
     if guess is None:
-        return found
-    found += f" Your guess: {_worded(guess, prediction.unit)}"
+        return sentence
+    sentence += f" Your guess: {_with_unit(guess, prediction.unit)}"
     if guess == value:
-        return f"{found}, spot on."
+        return f"{sentence}, spot on."
     if not guess or not value:  # no factor leads to or from 0
-        return f"{found}."
+        return f"{sentence}."
     factor = max(guess / value, value / guess)
     if factor <= CLOSE_FACTOR:
-        return f"{found}, within {math.ceil((factor - 1) * 100)} %: well judged."
+        return f"{sentence}, within {math.ceil((factor - 1) * 100)} %: well judged."
     times = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
-    return f"{found}, {times} times too {'large' if guess > value else 'small'}; what makes the difference?"
+    return f"{sentence}, {times} times too {'large' if guess > value else 'small'}; what makes the difference?"
 
 
 def _figure(prediction: Prediction, value: float, label: str):
@@ -148,7 +147,7 @@ def _figure(prediction: Prediction, value: float, label: str):
     figure = Figure(figsize=(6, 0.8 + 0.5 * len(bars)), layout="constrained")
     axes = figure.add_subplot(title=prediction.question or _quantity(prediction.id), xlabel=prediction.unit)
     for name, length, style in bars:
-        axes.bar_label(axes.barh(name, length, **style), [_worded(length, prediction.unit)], padding=4)
+        axes.bar_label(axes.barh(name, length, **style), [_with_unit(length, prediction.unit)], padding=4)
     axes.set_xlim(0, 1.5 * max(length for _, length, _ in bars) or 1)  # room for the labels
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -18,6 +18,7 @@ LOOKS = {
     "workspace": ("#d4d4d4", "---"),
     UNKNOWN: ("#a9bcd0", "+++"),
 }
+METHOD_LABELS = {"estimate": "estimated", "dry_run": "dry run", "measure": "measured", "recall": "recorded"}
 LEGEND = {"loc": "outside lower left", "frameon": False, "fontsize": 9, "columnspacing": 1.2}
 LIMIT_STYLE = {"color": "black", "linestyle": ":"}
 CURVE_LOOKS = (("#1b6ca8", "o"), ("#d1332e", "s"), ("#5b2a86", "^"), ("#b57f00", "D"), ("#333333", "v"))
