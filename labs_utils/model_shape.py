@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
+
+from labs_utils.model_config import read_config
 
 Count = Annotated[int, Field(ge=1, le=2**24)]
 MOST_PARAMETERS = 10**15
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2")
 
 
-class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
-    """The sizes of a dense Llama-shaped model, under their Hugging Face config names."""
+class ModelShape(BaseModel, frozen=True, strict=True, extra="forbid"):
+    """The sizes of a dense Llama-shaped model, under their Hugging Face config names.
+
+    What it is made from may be a whole config: `labs_utils.model_config` says which keys bear on nothing, and which are
+    refused. Two shapes of the same sizes are equal.
+
+    >>> ModelShape.model_validate({
+    ...     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+    ...     "num_attention_heads": 4, "vocab_size": 500, "rms_norm_eps": 1e-5
+    ... }).parameters
+    164672
+    """
 
     hidden_size: Count
     intermediate_size: Count
@@ -22,25 +34,17 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
     vocab_size: Count
     head_dim: Count
     tie_word_embeddings: bool = False
+    _sliding_window: int | None = PrivateAttr(None)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill_from_hugging_face_config(cls, config: Any) -> Any:
-        """Fill what a Hugging Face config may leave out, and refuse what the formulas don't cover."""
+    def _from_hugging_face_config(cls, config: Any, make: Callable[[Any], ModelShape]) -> ModelShape:
         if not isinstance(config, dict):
-            return config
-        _refuse_other_architectures(config)
-        heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-        filled = dict(config)
-        if filled.get("num_key_value_heads") is None:
-            filled["num_key_value_heads"] = heads
-        if filled.get("head_dim") is None and _is_count(heads) and _is_count(hidden):
-            if hidden % heads:
-                raise ValueError(
-                    f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; give head_dim"
-                )
-            filled["head_dim"] = hidden // heads
-        return filled
+            return make(config)
+        sizes, window = read_config(config)
+        shape = make(filled(sizes))
+        shape._sliding_window = window
+        return shape
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> ModelShape:
@@ -54,6 +58,9 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
         if self.parameters > MOST_PARAMETERS:
             raise ValueError(f"these sizes make {self.parameters:.1e} parameters; the most that is answered is 1e15")
         return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModelShape) and self.model_dump() == other.model_dump()
 
     @property
     def layer_parameters(self) -> int:
@@ -72,26 +79,37 @@ class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
         matrices = 1 if self.tie_word_embeddings else 2
         return self.num_hidden_layers * self.layer_parameters + matrices * self.embedding_parameters + self.hidden_size
 
+    def why_not_tokens(self, tokens: int) -> str | None:
+        """Why sequences of so many tokens aren't covered: the config's sliding window would need a mask; else None.
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _refuse_other_architectures(config: dict) -> None:
-    """Raise `ValueError` where a config asks for tensors that a plain Llama doesn't have."""
-    if config.get("model_type", "llama") not in SUPPORTED_MODEL_TYPES:
-        raise ValueError(f"model_type {short(config['model_type'])} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {short(config['hidden_act'])} is not 'silu'")
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if config.get(field):
-            raise ValueError(f"{field} is set, which no formula here covers; remove it")
+        transformers 5.24 makes one for sequences as long as the window and longer (masking_utils.py,
+        `_ignore_causal_mask_sdpa`), and a mask keeps flash attention away. Shorter ones take what a Llama's do.
+        """
+        window = self._sliding_window
+        if window is None or tokens < window:
+            return None
+        return f"sliding_window {window} needs a mask for {tokens} tokens, which no formula here covers; take fewer"
 
 
-def short(value: Any) -> str:
-    """A value as an error's sentence shows it: at most 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def filled(sizes: dict) -> dict:
+    """Sizes with those that a config may leave out, as transformers fills them in. Raises `ValueError`.
+
+    >>> filled({"hidden_size": 96, "num_attention_heads": 6})
+    {'hidden_size': 96, 'num_attention_heads': 6, 'num_key_value_heads': 6, 'head_dim': 16}
+    """
+    sizes, heads, hidden = dict(sizes), sizes.get("num_attention_heads"), sizes.get("hidden_size")
+    if sizes.get("num_key_value_heads") is None:
+        sizes["num_key_value_heads"] = heads
+    if sizes.get("head_dim") is None and is_count(heads) and is_count(hidden):
+        if hidden % heads:
+            raise ValueError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; give head_dim")
+        sizes["head_dim"] = hidden // heads
+    return sizes
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value counts something: a whole number from 1 on."""
+    return type(value) is int and value > 0
 
 
 def _shape(hidden, intermediate, layers, heads, kv_heads, vocab, tied=False) -> ModelShape:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from labs_utils.model_shape import LLAMA_1B, LLAMA_8B, LLAMA_125M, PRESETS, TINY, Count, ModelShape, short
+from labs_utils.model_config import short
+from labs_utils.model_shape import LLAMA_1B, LLAMA_8B, LLAMA_125M, PRESETS, TINY, Count, ModelShape
 
 __all__ = [
     "LLAMA_125M", "LLAMA_1B", "LLAMA_8B", "PRESETS", "TINY", "ModelShape", "Run", "RunError", "read_runs",
@@ -77,6 +78,8 @@ class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
             raise ValueError(f"zero_stage {self.zero_stage} needs engine 'deepspeed', not {self.engine!r}")
         if self.kv_len and self.mode == "train":
             raise ValueError(f"kv_len {self.kv_len} is for mode 'infer'; training keeps no cache")
+        if reason := self.model.why_not_tokens(self.kv_len + self.seq_len):
+            raise ValueError(f"model: {reason}")
         return self
 
     @property
@@ -107,7 +110,7 @@ class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
 
     def replace(self, **changes: Any) -> Run:
         """This run with some fields changed, checked again. Raises `RunError`."""
-        return Run.parse({**self.to_dict(), **changes})
+        return Run.parse({**self.to_dict(), "model": self.model, **changes})
 
     def to_dict(self) -> dict:
         """Every field as plain data, ready for `json.dumps`; `Run.parse` reads it back."""
