@@ -8,118 +8,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-Count = Annotated[int, Field(ge=1, le=2**24)]
-MOST_PARAMETERS = 10**15
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2")
+from labs_utils.model_config import short
+from labs_utils.model_shape import LLAMA_1B, LLAMA_8B, LLAMA_125M, PRESETS, TINY, Count, ModelShape
+
+__all__ = [
+    "LLAMA_125M", "LLAMA_1B", "LLAMA_8B", "PRESETS", "TINY", "ModelShape", "Run", "RunError", "read_runs",
+]  # fmt: skip
 
 
 class RunError(ValueError):
     """A run that can't be: one sentence naming the field, the value and what to do."""
 
 
-class ModelShape(BaseModel, frozen=True, strict=True, extra="ignore"):
-    """The sizes of a dense Llama-shaped model, under their Hugging Face config names."""
-
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1000)]
-    num_attention_heads: Count
-    num_key_value_heads: Count
-    vocab_size: Count
-    head_dim: Count
-    tie_word_embeddings: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_from_hugging_face_config(cls, config: Any) -> Any:
-        """Fill what a Hugging Face config may leave out, and refuse what the formulas don't cover."""
-        if not isinstance(config, dict):
-            return config
-        _refuse_other_architectures(config)
-        heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-        filled = dict(config)
-        if filled.get("num_key_value_heads") is None:
-            filled["num_key_value_heads"] = heads
-        if filled.get("head_dim") is None and _is_count(heads) and _is_count(hidden):
-            if hidden % heads:
-                raise ValueError(
-                    f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; give head_dim"
-                )
-            filled["head_dim"] = hidden // heads
-        return filled
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> ModelShape:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need an even one")
-        if self.parameters > MOST_PARAMETERS:
-            raise ValueError(f"these sizes make {self.parameters:.1e} parameters; the most that is answered is 1e15")
-        return self
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one decoder layer: q, k, v, o, gate, up, down and two RMSNorm weights."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
-        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Parameters of the embedding matrix, which are also those of the language-model head."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def parameters(self) -> int:
-        """All parameters; a tied head shares the embedding's."""
-        matrices = 1 if self.tie_word_embeddings else 2
-        return self.num_hidden_layers * self.layer_parameters + matrices * self.embedding_parameters + self.hidden_size
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _refuse_other_architectures(config: dict) -> None:
-    """Raise `ValueError` where a config asks for tensors that a plain Llama doesn't have."""
-    if config.get("model_type", "llama") not in SUPPORTED_MODEL_TYPES:
-        raise ValueError(f"model_type {_short(config['model_type'])} is not one of {', '.join(SUPPORTED_MODEL_TYPES)}")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {_short(config['hidden_act'])} is not 'silu'")
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if config.get(field):
-            raise ValueError(f"{field} is set, which no formula here covers; remove it")
-
-
-def _shape(hidden, intermediate, layers, heads, kv_heads, vocab, tied=False) -> ModelShape:
-    return ModelShape(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocab,
-        tie_word_embeddings=tied,
-    )
-
-
-PRESETS = {
-    "tiny": _shape(256, 688, 4, 8, 4, 4096),
-    "llama-125m": _shape(768, 2048, 12, 12, 12, 32000),
-    "llama-3.2-1b": _shape(2048, 8192, 16, 32, 8, 128256, tied=True),
-    "llama-3.1-8b": _shape(4096, 14336, 32, 32, 8, 128256),
-}
-TINY, LLAMA_125M, LLAMA_1B, LLAMA_8B = PRESETS.values()
-
-
 def _preset(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in PRESETS:
-        raise ValueError(f"{_short(value)} is not a preset; known: {', '.join(PRESETS)}")
+        raise ValueError(f"{short(value)} is not a preset; known: {', '.join(PRESETS)}")
     return PRESETS[value]
 
 
@@ -128,7 +33,7 @@ def _checkpointing(value: Any) -> Any:
     step = value.removeprefix("every-") if isinstance(value, str) else ""
     if value in named or (step.isascii() and step.isdigit() and step == str(int(step)) and 1 <= int(step) <= 1000):
         return value
-    raise ValueError(f"{_short(value)} is not one of {', '.join(named)} or every-K, 1 ≤ K ≤ 1000")
+    raise ValueError(f"{short(value)} is not one of {', '.join(named)} or every-K, 1 ≤ K ≤ 1000")
 
 
 class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
@@ -173,6 +78,8 @@ class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
             raise ValueError(f"zero_stage {self.zero_stage} needs engine 'deepspeed', not {self.engine!r}")
         if self.kv_len and self.mode == "train":
             raise ValueError(f"kv_len {self.kv_len} is for mode 'infer'; training keeps no cache")
+        if reason := self.model.why_not_tokens(self.kv_len + self.seq_len):
+            raise ValueError(f"model: {reason}")
         return self
 
     @property
@@ -195,7 +102,7 @@ class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
             RunError: one sentence with the field and the value.
         """
         if not isinstance(data, dict):
-            raise RunError(f"a run is a JSON object, not {_short(data)}")
+            raise RunError(f"a run is a JSON object, not {short(data)}")
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -203,16 +110,11 @@ class Run(BaseModel, frozen=True, strict=True, extra="forbid"):
 
     def replace(self, **changes: Any) -> Run:
         """This run with some fields changed, checked again. Raises `RunError`."""
-        return Run.parse({**self.to_dict(), **changes})
+        return Run.parse({**self.to_dict(), "model": self.model, **changes})
 
     def to_dict(self) -> dict:
         """Every field as plain data, ready for `json.dumps`; `Run.parse` reads it back."""
         return self.model_dump()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _sentence(error: ValidationError) -> str:
@@ -220,13 +122,13 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"{_short(field)} is not a field of a run; known: {', '.join(Run.model_fields)}"
+        return f"{short(field)} is not a field of a run; known: {', '.join(Run.model_fields)}"
     if first["type"] == "missing":
         return f"{field} is missing"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return f"{field}: {message}" if field else message
-    return f"{field} is {_short(first['input'])}: {message[0].lower()}{message[1:]}"
+    return f"{field} is {short(first['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def read_runs(lines: Iterable[bytes], source: str) -> Iterator[tuple[int, Run | RunError]]:

@@ -7,7 +7,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from labs_utils.run import LLAMA_8B, PRESETS, TINY, ModelShape, Run, RunError, read_runs
+from labs_utils.run import LLAMA_8B, PRESETS, TINY, Run, RunError, read_runs
 
 DEFAULT_LINE = """
 {"model": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -95,9 +95,9 @@ def test_llamas_own_config_is_the_preset():
     assert Run.parse({"model": LLAMA_8B_CONFIG}).model == LLAMA_8B
 
 
-def test_a_qwen_config_is_read():
-    model = Run.parse({"model": QWEN_7B_CONFIG}).model
-    assert (model.head_dim, model.num_key_value_heads, model.vocab_size) == (128, 4, 152064)
+def test_a_qwen_config_is_refused_since_no_formula_counts_its_biases():
+    with pytest.raises(RunError, match="^model: model_type 'qwen2' is not one of llama, mistral, "):
+        Run.parse({"model": QWEN_7B_CONFIG})
 
 
 def test_heads_and_head_dim_are_filled_in_as_transformers_does():
@@ -105,22 +105,6 @@ def test_heads_and_head_dim_are_filled_in_as_transformers_does():
         model = Run.parse({"model": {**SHAPE, **extra}}).model
         assert (model.num_key_value_heads, model.head_dim) == (6, 16)
     assert Run.parse({"model": {**SHAPE, "num_attention_heads": 5, "head_dim": 16}}).model.head_dim == 16
-
-
-@pytest.mark.parametrize(
-    "changes, sentence",
-    [
-        ({"model_type": "mixtral"}, "model: model_type 'mixtral' is not one of llama, qwen2"),
-        ({"hidden_act": "gelu"}, "model: hidden_act 'gelu' is not 'silu'"),
-        ({"attention_bias": True}, "model: attention_bias is set, which no formula here covers; remove it"),
-        ({"mlp_bias": True}, "model: mlp_bias is set, which no formula here covers; remove it"),
-        ({"use_sliding_window": True}, "model: use_sliding_window is set, which no formula here covers; remove it"),
-    ],
-)
-def test_other_architectures_are_refused_in_a_sentence(changes, sentence):
-    with pytest.raises(RunError) as refused:
-        Run.parse({"model": {**LLAMA_8B_CONFIG, **changes}})
-    assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize(
@@ -250,7 +234,3 @@ def test_whatever_a_line_holds_only_a_run_or_one_sentence_comes_out():
     assert len(refused) + len(taken) == len(results) and len(refused) > 100 and len(taken) > 10
     assert all(sentence.isprintable() and len(sentence) < 500 for sentence in refused)
     assert all(json.dumps(run.to_dict()) for run in taken)
-
-
-def test_a_shape_ignores_what_bears_on_neither_memory_nor_time():
-    assert ModelShape.model_validate({**SHAPE, "rope_theta": 1e6, "vision": {}}) == ModelShape.model_validate(SHAPE)
