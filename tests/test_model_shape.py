@@ -9,7 +9,7 @@ import torch
 import transformers
 from helpers import QUICK, SHAPE, VARIANTS, dry_variant, phase_peaks, small_run
 
-from labs_utils.dry_run import dry_run
+from labs_utils.answers.dry_run import dry_run
 from labs_utils.model_config import (
     ARCHITECTURES,
     FAMILIES,
