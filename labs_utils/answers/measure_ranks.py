@@ -9,7 +9,7 @@ from labs_utils.answer import Answer
 from labs_utils.answers.estimate import estimate
 from labs_utils.device import CPU
 from labs_utils.memory_model.host_memory import left_pinned_bytes, offloaded_bytes
-from labs_utils.precision import FP32_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.run import Run
 from labs_utils.workers.launch import launch_each
 
@@ -77,7 +77,7 @@ def bytes_of_states(run: Run, offloaded: int) -> int:
 
     The latter are 14 bytes a weight, and 8 in `bf16`.
     """
-    parameters, of_states = run.model.parameters, 2 + 3 * master_bytes(run)
+    parameters, of_states = run.model.parameters, 2 + 3 * precision_of(run).updated.bytes
     models = 1 if run.zero_stage == 3 else run.world_size
     replicas = 1 if run.zero_stage else run.world_size
     states = 2 * models * parameters + max(replicas * of_states * parameters, offloaded)

@@ -13,7 +13,6 @@ from labs_utils.allocator import round_up
 from labs_utils.device import CPU, Device
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Storage, Tensor
-from labs_utils.precision import FP32_BYTES
 from labs_utils.run import Run
 from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS
 
@@ -56,10 +55,10 @@ class MasterStep(AllReduceStep):
 
     def _build(self) -> None:
         super()._build()
-        self.masters = [self.tape.new(p.elements, FP32_BYTES, "master", "optimizer_states") for p in self.parameters]
+        self.masters = [self.new_master(parameter.elements) for parameter in self.parameters]
 
     def optimizer_step(self) -> None:
-        wide = [self.tape.new(master.elements, FP32_BYTES, "to", "gradients") for master in self.masters]
+        wide = [self.tape.new(master.elements, master.itemsize, "to", "gradients") for master in self.masters]
         self.update(self.masters)
         del wide
         self.drop_gradients()
@@ -96,7 +95,7 @@ class ZeroStep(SymbolicStep):
         for parameter in self.parameters:
             parameter.storage = flat.storage
             parameter.node.hook = partial(self.on_gradient, parameter)
-        self.master = self.new_state(self.part_elements, "master")
+        self.master = self.new_master(self.part_elements)
 
     def _leave_for_the_host(self) -> None:
         """`flatten_on_accelerator` is false: there isn't room for a second copy, so that one is made on the host."""

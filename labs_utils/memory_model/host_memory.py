@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labs_utils.allocator import pinned_bytes
 from labs_utils.memory_model.llama_step import SymbolicStep
-from labs_utils.precision import WEIGHT_BYTES, master_bytes
+from labs_utils.precision import OPTIMIZERS, precision_of
 from labs_utils.run import Run
 from labs_utils.zero_settings import SUB_GROUP_ELEMENTS, holds_sums_apart
 
@@ -17,20 +17,21 @@ def offloaded_bytes(run: Run, pins: bool = True) -> int:
     moments 4. Pinned memory comes in powers of two.
     """
     parameters = -(-run.model.parameters // run.world_size)
-    wide, narrow = master_bytes(run), WEIGHT_BYTES[run.precision]
+    numbers, moments = precision_of(run), OPTIMIZERS[run.optimizer].moments
+    wide, narrow = numbers.updated.bytes, numbers.weight.bytes
     settings = run.zero.get("offload_optimizer", {})
     rounded = pinned_bytes if pins and settings.get("pin_memory", True) else int
-    moments = 2 * wide * parameters * (run.optimizer != "sgd")
+    of_moments = moments * numbers.moment.bytes * parameters
     if run.zero_stage < 3:
         largest = narrow * run.model.embedding_parameters
         accumulated = narrow * parameters if holds_sums_apart(run) else 0
         pinned = 2 * rounded(wide * parameters) + rounded(narrow * parameters) + rounded(largest)
-        return pinned + accumulated + moments
+        return pinned + accumulated + of_moments
     whole, rest = divmod(parameters, int(run.zero.get("sub_group_size", SUB_GROUP_ELEMENTS)))
     group = (parameters - rest) // whole if whole else 0
     gradients = whole * rounded(wide * group) + rounded(wide * rest) + rounded(narrow * parameters)
     kept = (pinned_bytes if pins else int)(narrow * parameters) if run.offload == "all" else 0
-    return wide * parameters + gradients + moments + kept
+    return wide * parameters + gradients + of_moments + kept
 
 
 def left_pinned_bytes(run: Run) -> int:

@@ -10,10 +10,8 @@ from labs_utils.memory_model import liger
 from labs_utils.memory_model.attention import ATTENTION
 from labs_utils.memory_model.operators import INDEX_BYTES, Operators
 from labs_utils.memory_model.tape import Checkpoint, Node, Tape, Tensor
-from labs_utils.precision import AUTOCAST_BYTES, FP32_BYTES, WEIGHT_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, optimizer_states, precision_of
 from labs_utils.run import ModelShape, Run
-
-BLOCKWISE_ELEMENTS, BLOCK_ELEMENTS = 4096, 256  # smaller tensors keep fp32 states; one scale a block
 
 
 class Layer:
@@ -33,13 +31,12 @@ class SymbolicStep:
 
     def __init__(self, run: Run, device: Device = CPU):
         self.run, self.device, self.tape = run, device, Tape(offloads=run.checkpointing == "offload")
-        self.ops = self.operators(
-            self.tape, run.micro_batch, run.seq_len, AUTOCAST_BYTES.get(run.precision, 0), device.workspace_bytes
-        )
+        self.precision = precision_of(run)
+        self.itemsize, autocast_bytes = self.precision.weight.bytes, self.precision.autocast.bytes
+        self.ops = self.operators(self.tape, run.micro_batch, run.seq_len, autocast_bytes, device.workspace_bytes)
         self.ops.keep_linears = run.checkpointing == "keep-matmul-attention"
         self.kernel = device.attention_kernel(run)
         self.attend = ATTENTION[self.kernel]
-        self.itemsize = WEIGHT_BYTES[run.precision]
         self._build()
 
     def _build(self) -> None:
@@ -209,9 +206,9 @@ class SymbolicStep:
     def update(self, parameters: list[Tensor]) -> None:
         """Make the states in the first step, and the temporary copies of the implementation."""
         name = self.run.optimizer
-        for parameter in parameters if name.startswith("adamw") else ():
+        for parameter in parameters:
             if id(parameter) not in self.states:
-                self.states[id(parameter)] = self._adam_states(parameter)
+                self.states[id(parameter)] = self.new_states(parameter)
         if name == "adamw-foreach":
             roots = [self.ops.like(parameter, "foreach_sqrt") for parameter in parameters]
             del roots
@@ -222,24 +219,15 @@ class SymbolicStep:
                 del root
             del denominator
 
-    def new_state(self, elements: int, operator: str) -> Tensor:
-        """A tensor that belongs to DeepSpeed's optimizer, in the type of its master weights."""
-        return self.tape.new(elements, master_bytes(self.run), operator, "optimizer_states")
+    def new_states(self, parameter: Tensor) -> list[Tensor]:
+        """What the optimizer keeps for one tensor that it updates."""
+        kept = optimizer_states(self.run.optimizer, parameter.elements, parameter.itemsize)
+        return [self.tape.new(each.elements, each.itemsize, each.name, "optimizer_states") for each in kept]
+
+    def new_master(self, elements: int) -> Tensor:
+        """Weights in the type in which DeepSpeed's optimizer updates them."""
+        return self.tape.new(elements, self.precision.updated.bytes, "master", "optimizer_states")
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.node.gradient = None
-
-    def _adam_states(self, parameter: Tensor) -> list[Tensor]:
-        if self.run.optimizer == "adamw-8bit":
-            return self._adam_8bit_states(parameter.elements)
-        step = self.tape.new(1, FP32_BYTES, "step", "optimizer_states")
-        return [step] + [self.ops.like(parameter, name, "optimizer_states") for name in ("exp_avg", "exp_avg_sq")]
-
-    def _adam_8bit_states(self, elements: int) -> list[Tensor]:
-        """bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State.init_state`: a byte an element and fp32 scales."""
-        if elements < BLOCKWISE_ELEMENTS:
-            sizes = [(elements, FP32_BYTES)] * 2
-        else:
-            sizes = [(elements, 1), (elements, 1)] + [(-(-elements // BLOCK_ELEMENTS), FP32_BYTES)] * 2
-        return [self.tape.new(*size, "8bit state", "optimizer_states") for size in sizes]

@@ -14,7 +14,7 @@ from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Storage, Tensor
 from labs_utils.memory_model.zero3 import Zero3Step
 from labs_utils.memory_model.zero3_gathering import Coordinator, Gathered, PartitionedWeight
-from labs_utils.precision import FP32_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, optimizer_states
 from labs_utils.run import Run
 from labs_utils.zero_settings import accumulation_type, holds_sums_apart
 
@@ -34,14 +34,12 @@ class OnHost(SymbolicStep):
     def pins(self) -> bool:
         return self.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
 
-    def _adam_states(self, parameter: Tensor) -> list[Tensor]:
-        """Those of DeepSpeed's CPU Adam; on a CPU PyTorch's, with a step counter too, but for `bf16`."""
-        names = ("exp_avg", "exp_avg_sq")
-        sizes = parameter.elements, parameter.itemsize
-        moments = [self.new_on_host(*sizes, name, "optimizer_states", pinned=False) for name in names]
+    def new_states(self, parameter: Tensor) -> list[Tensor]:
+        """Those of DeepSpeed's CPU Adam, which has no tensor that counts steps; on a CPU PyTorch's, but for `bf16`."""
+        kept = optimizer_states(self.run.optimizer, parameter.elements, parameter.itemsize)
         if self.device.is_gpu or self.run.precision == "bf16":
-            return moments
-        return [*moments, self.new_on_host(1, FP32_BYTES, "step", "optimizer_states")]
+            kept = [each for each in kept if each.name != "step"]
+        return [self.new_on_host(*each[1:], each.name, "optimizer_states", pinned=False) for each in kept]
 
 
 class OffloadStep(OnHost, ZeroStep):
@@ -66,11 +64,11 @@ class OffloadStep(OnHost, ZeroStep):
         ]
         self.gradient = self.new_on_host(self.part_elements, self.master.itemsize, "gradients", "gradients")
 
-    def new_state(self, elements: int, operator: str) -> Tensor:
+    def new_master(self, elements: int) -> Tensor:
         """`weights_partition`: a rank's part of the weights is cloned on the GPU, and only then goes to the host."""
         clone = self.tape.new(elements, self.itemsize, "clone", "optimizer_states")
         del clone
-        return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states")
+        return self.new_on_host(elements, self.precision.updated.bytes, "master", "optimizer_states")
 
     @property
     def accumulates_wide(self) -> bool:
@@ -168,8 +166,8 @@ class Offload3Step(OnHost, Zero3Step):
             self.new_on_host(master.elements, master.itemsize, "gradients", "gradients") for master in self.masters
         ]
 
-    def new_state(self, elements: int, operator: str) -> Tensor:
-        return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states", pinned=False)
+    def new_master(self, elements: int) -> Tensor:
+        return self.new_on_host(elements, self.precision.updated.bytes, "master", "optimizer_states", pinned=False)
 
     def new_partitions(self, elements: int) -> Tensor:
         if self.run.offload != "all":

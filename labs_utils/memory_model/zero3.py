@@ -49,7 +49,7 @@ class Zero3Step(SymbolicStep):
         for weight in self.parameters:
             weight.node.hook = partial(self.on_gradient, weight)
         sizes = [sum(self.shares[id(weight)] for weight in group) for group in self._sub_groups()]
-        self.masters = [self.new_state(size, "master") for size in sizes]
+        self.masters = [self.new_master(size) for size in sizes]
         self.bucket = self.tape.new(self.bucket_elements, self.itemsize, "bucket", "buffers")
         self.averaged = self.new_averaged(total)
         self.in_bucket: list[Tensor] = []

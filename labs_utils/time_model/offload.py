@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from labs_utils.device import Device
-from labs_utils.precision import FP32_BYTES, WEIGHT_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.recordings import Benchmark, benchmarks
 from labs_utils.run import Run
 from labs_utils.time_model.subjects import OF_ALL_RANKS
@@ -74,7 +74,7 @@ def moved_bytes(run: Run) -> dict[str, float]:
     accumulates in fp32. Stage 3 does both in every micro-step; offloaded weights come up for each forward, and again
     for each backward unless they are kept.
     """
-    part, narrow = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision]
+    part, numbers = run.model.parameters / run.world_size, precision_of(run)
     down = up = 0
     if accumulates_on_host(run):
         down, up = run.grad_accum, run.grad_accum - 1
@@ -83,7 +83,10 @@ def moved_bytes(run: Run) -> dict[str, float]:
     if run.offload == "all":
         is_kept = run.model.parameters <= limits(run.zero).reuse_distance
         up += (1 if is_kept else 2) * run.grad_accum - 1  # new weights stay where they are
-    return {"device_to_host": (master_bytes(run) + narrow * down) * part, "host_to_device": narrow * (1 + up) * part}
+    return {
+        "device_to_host": (numbers.updated.bytes + numbers.gradient.bytes * down) * part,
+        "host_to_device": numbers.weight.bytes * (1 + up) * part,
+    }
 
 
 def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
@@ -97,7 +100,7 @@ def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
     if run.offload == "none" or run.optimizer != "adamw" or is_partial:
         return None
     part, moved = run.model.parameters / run.world_size, moved_bytes(run)
-    narrow, wide = WEIGHT_BYTES[run.precision], master_bytes(run)
+    narrow, wide = precision_of(run).weight.bytes, precision_of(run).updated.bytes
     last = 0.0 if run.offload == "all" else narrow * part
     return {
         "gradient_transfer": moved["device_to_host"] / rates.down + (moved["host_to_device"] - last) / rates.up,

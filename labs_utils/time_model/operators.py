@@ -7,6 +7,7 @@ from functools import lru_cache
 from labs_utils.device import Device
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Work
+from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.run import Run
 from labs_utils.time_model.rates import DeviceRates
 
@@ -61,6 +62,7 @@ def passes(work: Work) -> float:
 
 
 def number_kind(run: Run, itemsize: int) -> str:
-    if itemsize == 4:
+    if itemsize == FP32_BYTES:
         return "fp32"
-    return "fp16" if run.precision.startswith("fp16") else "bf16"
+    numbers = precision_of(run)
+    return (numbers.autocast if numbers.autocast.bytes else numbers.weight).name

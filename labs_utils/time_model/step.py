@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from labs_utils.device import Device
 from labs_utils.memory_model.tape import Work
-from labs_utils.precision import WEIGHT_BYTES
+from labs_utils.precision import precision_of
 from labs_utils.run import Run
 from labs_utils.time_model.engines import Collective, EngineWork, engine_work
 from labs_utils.time_model.launches import engine_host_seconds, host_per_operator
@@ -130,7 +130,8 @@ def micro_step(run: Run, work: list[Work], engine: EngineWork, rates: DeviceRate
         yield Task(term, host[each.phase], seconds(each, previous_nbytes))
         previous_nbytes = each.nbytes
     yield Task("memory", 0.0, rates.pass_seconds(engine.micro_bytes))
-    added = 3 * WEIGHT_BYTES[run.precision] * run.model.parameters * (1 - 1 / run.grad_accum)  # but not in the first
+    gradient_bytes = precision_of(run).gradient.bytes * run.model.parameters
+    added = 3 * gradient_bytes * (1 - 1 / run.grad_accum)  # but not in the first
     yield Task("memory", 0.0, rates.pass_seconds(added, "add bf16"))
     yield from collectives(run, engine, rates, each_micro_step=True)
 
@@ -159,8 +160,7 @@ def update_seconds(run: Run, engine: EngineWork, rates: DeviceRates) -> float:
     """The optimizer on the GPU, on this rank's part of the parameters."""
     if run.optimizer == "none":
         return 0.0
-    wide = run.precision.endswith("-master") or WEIGHT_BYTES[run.precision] == 4
-    return rates.optimizer_seconds(run.optimizer, 4 if wide else 2, engine.part * run.model.parameters)
+    return rates.optimizer_seconds(run.optimizer, precision_of(run).updated.bytes, engine.part * run.model.parameters)
 
 
 def exposed_seconds(run: Run, engine: EngineWork, elapsed: float, rates: DeviceRates) -> float:
