@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from labs_utils.answer import Answer
 from labs_utils.answers.from_timeline import read_off
-from labs_utils.coverage import why_unsupported
+from labs_utils.coverage import why_not_estimated
 from labs_utils.device import Device, find_device
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.ranks import distributed_step, telling_ranks
@@ -41,8 +41,7 @@ def estimate(run: Run, device: Device | str | None = None) -> Answer:
         DeviceError: for a name that isn't known.
     """
     device = device if isinstance(device, Device) else find_device(device)
-    reason = why_unsupported(run, device)
-    if reason:
+    if reason := why_not_estimated(run, device):
         return Answer.unsupported(run, "estimate", device.name, reason)
     return with_step_seconds(read_off(estimate_timeline(run, device), run, "estimate", device), device)
 

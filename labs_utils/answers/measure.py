@@ -23,7 +23,7 @@ import psutil
 from labs_utils.answer import Answer
 from labs_utils.answers.estimate import estimate
 from labs_utils.answers.measure_ranks import host_bytes_of_ranks, measure_ranks, uses_gpus
-from labs_utils.coverage import why_not_built, why_not_distributed, why_not_on_cpu
+from labs_utils.coverage import why_not_measured
 from labs_utils.device import this_device
 from labs_utils.run import Run, read_runs
 from labs_utils.workers.launch import LaunchError
@@ -163,10 +163,8 @@ def answers_of_ranks(runs: list[Run], settings: Settings) -> Iterator[Answer]:
 def why_not_started(run: Run) -> tuple[str, str] | None:
     """The outcome and the reason of a run that can't be tried here; None if it can."""
     alone = run.engine == "torch"
-    reason = why_not_built(run) if alone else why_not_distributed(run)
     on_gpu = this_device().is_gpu if alone else uses_gpus(run)
-    reason = reason or (None if on_gpu else why_not_on_cpu(run))
-    if reason:
+    if reason := why_not_measured(run, on_gpu):
         return "unsupported", reason
     needed_bytes = host_bytes(run) if alone else host_bytes_of_ranks(run)
     free_bytes = psutil.virtual_memory().available

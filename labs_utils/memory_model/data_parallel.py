@@ -14,7 +14,7 @@ from labs_utils.device import CPU, Device
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Storage, Tensor
 from labs_utils.run import Run
-from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS
+from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, limits
 
 NORM_BYTES = 8  # zero/utils.py, `get_norm_dtype`: fp64
 
@@ -82,7 +82,7 @@ class ZeroStep(SymbolicStep):
 
     def _build(self) -> None:
         super()._build()
-        self.bucket_elements = int(self.run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+        self.bucket_elements = limits(self.run.zero).bucket
         elements = round_up(sum(parameter.elements for parameter in self.parameters), 2 * self.run.world_size)
         self.part_elements = elements // self.run.world_size
         self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.part_elements))

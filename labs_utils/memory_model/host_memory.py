@@ -6,7 +6,7 @@ from labs_utils.allocator import pinned_bytes
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.precision import OPTIMIZERS, precision_of
 from labs_utils.run import Run
-from labs_utils.zero_settings import SUB_GROUP_ELEMENTS, holds_sums_apart
+from labs_utils.zero_settings import holds_sums_apart, limits, pins_memory
 
 
 def offloaded_bytes(run: Run, pins: bool = True) -> int:
@@ -19,15 +19,14 @@ def offloaded_bytes(run: Run, pins: bool = True) -> int:
     parameters = -(-run.model.parameters // run.world_size)
     numbers, moments = precision_of(run), OPTIMIZERS[run.optimizer].moments
     wide, narrow = numbers.updated.bytes, numbers.weight.bytes
-    settings = run.zero.get("offload_optimizer", {})
-    rounded = pinned_bytes if pins and settings.get("pin_memory", True) else int
+    rounded = pinned_bytes if pins and pins_memory(run) else int
     of_moments = moments * numbers.moment.bytes * parameters
     if run.zero_stage < 3:
         largest = narrow * run.model.embedding_parameters
         accumulated = narrow * parameters if holds_sums_apart(run) else 0
         pinned = 2 * rounded(wide * parameters) + rounded(narrow * parameters) + rounded(largest)
         return pinned + accumulated + of_moments
-    whole, rest = divmod(parameters, int(run.zero.get("sub_group_size", SUB_GROUP_ELEMENTS)))
+    whole, rest = divmod(parameters, limits(run.zero).sub_group)
     group = (parameters - rest) // whole if whole else 0
     gradients = whole * rounded(wide * group) + rounded(wide * rest) + rounded(narrow * parameters)
     kept = (pinned_bytes if pins else int)(narrow * parameters) if run.offload == "all" else 0
@@ -40,7 +39,7 @@ def left_pinned_bytes(run: Run) -> int:
     In these they are partitioned, then laid end to end (stage3.py, `_move_to_flat_buffer`), and PyTorch's allocator of
     pinned memory gives nothing back.
     """
-    if run.offload != "all" or not run.zero.get("offload_param", {}).get("pin_memory", True):
+    if run.offload != "all" or not pins_memory(run, "offload_param"):
         return 0
     weights = SymbolicStep(run).parameters
     return sum(pinned_bytes(-(-weight.elements // run.world_size) * weight.itemsize) for weight in weights)

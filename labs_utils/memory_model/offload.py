@@ -16,7 +16,7 @@ from labs_utils.memory_model.zero3 import Zero3Step
 from labs_utils.memory_model.zero3_gathering import Coordinator, Gathered, PartitionedWeight
 from labs_utils.precision import FP32_BYTES, optimizer_states
 from labs_utils.run import Run
-from labs_utils.zero_settings import accumulation_type, holds_sums_apart
+from labs_utils.zero_settings import accumulation_type, holds_sums_apart, pins_memory
 
 NORM_ELEMENTS = 250_000_000  # stage3.py, `_constant_buffered_norm2`
 
@@ -26,13 +26,9 @@ class OnHost(SymbolicStep):
 
     def new_on_host(self, elements: int, itemsize: int, operator: str, part: str, pinned: bool = True) -> Tensor:
         storage = Storage(self.tape, elements * itemsize, operator, part, on_host=True)
-        if not (pinned and self.pins):
+        if not (pinned and pins_memory(self.run)):
             self.tape.timeline.pageable.add(storage.identity)
         return Tensor(elements, itemsize, storage)
-
-    @property
-    def pins(self) -> bool:
-        return self.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
 
     def new_states(self, parameter: Tensor) -> list[Tensor]:
         """Those of DeepSpeed's CPU Adam, which has no tensor that counts steps; on a CPU PyTorch's, but for `bf16`."""

@@ -10,7 +10,7 @@ from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.operators import Operators
 from labs_utils.memory_model.tape import Tensor
 from labs_utils.memory_model.zero3_gathering import Coordinator, Module, PartitionedWeight
-from labs_utils.zero_settings import BUCKET_ELEMENTS, STAYING_ELEMENTS, SUB_GROUP_ELEMENTS, limits
+from labs_utils.zero_settings import limits
 
 
 class Stage3Operators(Operators):
@@ -41,7 +41,7 @@ class Zero3Step(SymbolicStep):
     def _build(self) -> None:
         super()._build()
         zero, ranks = self.run.zero, self.run.world_size
-        self.bucket_elements = int(zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+        self.bucket_elements = limits(zero).bucket
         self.shares = {id(weight): round_up(weight.elements, ranks) // ranks for weight in self.parameters}
         total = sum(self.shares.values())
         partitions = self.new_partitions(total)
@@ -58,8 +58,7 @@ class Zero3Step(SymbolicStep):
 
     def new_weight(self, elements: int) -> PartitionedWeight:
         """`zero.Init` in zero/partition_parameters.py: partitioned as soon as it is made, and then no longer there."""
-        threshold = int(self.run.zero.get("stage3_param_persistence_threshold", STAYING_ELEMENTS))
-        return PartitionedWeight(super().new_weight(elements), elements <= threshold)
+        return PartitionedWeight(super().new_weight(elements), stays=elements <= limits(self.run.zero).staying)
 
     def new_partitions(self, elements: int) -> Tensor:
         """This rank's part of the weights, in one tensor."""
@@ -71,7 +70,7 @@ class Zero3Step(SymbolicStep):
 
     def _sub_groups(self) -> list[list[Tensor]]:
         """`_create_fp16_sub_groups`: the optimizer's step takes so many weights at a time."""
-        size, groups, elements = int(self.run.zero.get("sub_group_size", SUB_GROUP_ELEMENTS)), [[]], 0
+        size, groups, elements = limits(self.run.zero).sub_group, [[]], 0
         for weight in self.parameters:
             if elements >= size:
                 groups.append([])

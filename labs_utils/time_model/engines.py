@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from labs_utils.precision import FP32, precision_of
 from labs_utils.run import Run
-from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS, limits
+from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, limits
 
 DDP_BUCKET_BYTES = 25 * 2**20  # torch/nn/parallel/distributed.py, `bucket_cap_mb`
 CHECKED = 4  # utils.py, `has_inf_or_nan`: the largest and the smallest of 16-bit gradients
@@ -83,7 +83,7 @@ def partition_work(run: Run) -> EngineWork:
     """
     nbytes, ranks = precision_of(run).weight.bytes * run.model.parameters, run.world_size
     always, overlaps = run.zero_stage == 2, bool(run.zero.get("overlap_comm"))
-    bucket_bytes = piece_bytes(run, run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+    bucket_bytes = piece_bytes(run, limits(run.zero).bucket)
     to_bucket = (6 + (4 + 3 * (always and run.grad_accum > 1)) / ranks) * nbytes
     return EngineWork(
         micro_bytes=to_bucket * always,
@@ -100,10 +100,9 @@ def partition_work(run: Run) -> EngineWork:
 def stage_3_work(run: Run) -> EngineWork:
     """Stage 3: weights gathered for forward and, unless they are kept, for backward; gradients reduce-scattered."""
     itemsize, ranks, beside = precision_of(run).weight.bytes, run.world_size, run.zero.get("overlap_comm", True)
-    nbytes, zero = itemsize * run.model.parameters, run.zero
-    prefetch_bytes = piece_bytes(run, limits(zero).prefetch)
-    is_kept = run.model.parameters <= limits(zero).reuse_distance
-    bucket_bytes = piece_bytes(run, zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+    nbytes, limit = itemsize * run.model.parameters, limits(run.zero)
+    prefetch_bytes, bucket_bytes = piece_bytes(run, limit.prefetch), piece_bytes(run, limit.bucket)
+    is_kept = run.model.parameters <= limit.reuse_distance
     return EngineWork(
         micro_bytes=(4 + 3 / ranks) * nbytes,
         step_bytes=step_bytes(run) / ranks,

@@ -22,7 +22,7 @@ from labs_utils.time_model.launches import engine_host_seconds, host_per_operato
 from labs_utils.time_model.offload import offload_seconds, recorded_host_rates
 from labs_utils.time_model.operators import device_seconds, plain_step
 from labs_utils.time_model.rates import DeviceRates, MissingRate, rates_of
-from labs_utils.zero_settings import OFFLOADS
+from labs_utils.zero_settings import OFFLOADS, pins_memory
 
 TERMS = ("compute", "memory", "optimizer", "communication", "copies", "host")
 
@@ -52,8 +52,7 @@ def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[s
 
 def played_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
     """The step without offload, but for the GPU's update; then what the host does while the GPU waits."""
-    pinned = run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-    host = recorded_host_rates(rates.device, threads, pinned, run.world_size)
+    host = recorded_host_rates(rates.device, threads, pins_memory(run), run.world_size)
     added = offload_seconds(run, host) if host else None
     if added is None:
         return None
