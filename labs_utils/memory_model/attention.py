@@ -81,11 +81,11 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
     in_order = lie_in_order(run) or (grouped(run) and run.model.num_key_value_heads > 1)  # copies do
-    weights = ops.matmul(q, keys, scores(run), run.model.head_dim, lie_in_order(run), in_order, transposed=True)
+    weights = matmul(ops, q, keys, scores(run), run.model.head_dim, (lie_in_order(run), in_order), transposed=True)
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
-    weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
-    output = ops.matmul(weights, values, q.elements, run.seq_len, True, in_order)
+    weights = ops.cast(softmax(ops, ops.cast(weights, FP32_BYTES)), q.itemsize)
+    output = matmul(ops, weights, values, q.elements, run.seq_len, (True, in_order))
     return ops.contiguous(output), weights
 
 
@@ -97,6 +97,39 @@ def grouped(run: Run) -> bool:
 def lie_in_order(run: Run) -> bool:
     """Whether batch and heads can be read as one dimension without a copy: tokens lie between, if there are several."""
     return run.micro_batch == 1 or run.seq_len == 1
+
+
+def matmul(ops: Operators, x: Tensor, y: Tensor, elements: int, inner: int, in_order, transposed=False) -> Tensor:
+    """A batched product; saves x and y, cast by autocast and copied into order (batch and heads as one dimension).
+
+    Each of its `elements` sums `inner` products. `in_order` says of x and of y whether they lie so already;
+    `transposed` says that y is a transposed view, unless it has been copied.
+    """
+    if ops.autocast_bytes:
+        x, y = ops.cast(x, ops.autocast_bytes), ops.cast(y, ops.autocast_bytes)
+    x, y = (tensor if lies else ops.contiguous(tensor) for tensor, lies in zip((x, y), in_order, strict=True))
+    ops.tape.put_in_order(*[y] * (transposed and in_order[1]))
+    ops.take_workspace()
+    flops = 2 * elements * inner
+    return ops.apply("bmm", elements, x.itemsize, partial(matmul_backward, ops, flops), (x, y), (x, y), flops=flops)
+
+
+def matmul_backward(ops: Operators, flops: int, gradient: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    ops.take_workspace()
+    for_y = ops.like(y, "bmm", flops=flops)
+    return ops.like(x, "bmm", flops=flops), for_y
+
+
+def softmax(ops: Operators, x: Tensor) -> Tensor:
+    """In fp32; saves its output."""
+    output = ops.tape.new(x.elements, FP32_BYTES, "softmax")
+    return ops.tape.differentiable(output, "softmax", partial(softmax_backward, ops), (x,), (output,))
+
+
+def softmax_backward(ops: Operators, gradient: Tensor, output: Tensor) -> tuple[Tensor]:
+    result = ops.like(output, "softmax_backward")
+    ops.scratch(kernel_workspaces.softmax_backward(output.elements), "softmax_backward")
+    return (result,)
 
 
 def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
@@ -116,11 +149,11 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     in_order = lie_in_order(run) or grouped(run)
     with ops.no_autocast():
         sizes = (scores(run), run.model.head_dim)
-        weights = ops.matmul(query, ops.scale(expanded), *sizes, lie_in_order(run), in_order, transposed=True)
+        weights = matmul(ops, query, ops.scale(expanded), *sizes, (lie_in_order(run), in_order), transposed=True)
         weights = add_mask(ops, weights, bias)
-        weights = ops.softmax(weights)
+        weights = softmax(ops, weights)
         returned = ops.cast(weights.detach(), itemsize)
-        output = ops.cast(ops.matmul(weights, values, query.elements, run.seq_len, True, in_order), itemsize)
+        output = ops.cast(matmul(ops, weights, values, query.elements, run.seq_len, (True, in_order)), itemsize)
     del wide, query, expanded, values, bias, weights, returned
     return ops.contiguous(output), None
 

@@ -9,6 +9,8 @@ from labs_utils.device import CPU, Device
 from labs_utils.memory_model import liger
 from labs_utils.memory_model.attention import ATTENTION
 from labs_utils.memory_model.operators import INDEX_BYTES, Operators
+from labs_utils.memory_model.rms_norm import rms_norm
+from labs_utils.memory_model.rotary import rotate
 from labs_utils.memory_model.tape import Checkpoint, Node, Tape, Tensor
 from labs_utils.precision import FP32_BYTES, optimizer_states, precision_of
 from labs_utils.run import ModelShape, Run
@@ -112,7 +114,7 @@ class SymbolicStep:
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.run.layer_kernels == "torch":
-            return self.module("norm", lambda x: self.ops.rms_norm(x, weight), x, weight)
+            return self.module("norm", lambda x: rms_norm(self.ops, x, weight), x, weight)
         return liger.rms_norm(self.ops, x, weight, self.device)
 
     def _linear(self, name: str, x: Tensor, weight: Tensor, **keywords) -> Tensor:
@@ -187,7 +189,7 @@ class SymbolicStep:
         if self.run.layer_kernels == "liger":
             return q, k
         moved = [self.run.seq_len > 1 and heads > 1 for heads in (model.num_attention_heads, model.num_key_value_heads)]
-        return tuple(ops.rotate(ops.view(x, copied), *tables[:2]) for x, copied in zip((q, k), moved, strict=True))
+        return tuple(rotate(ops, ops.view(x, copied), *tables[:2]) for x, copied in zip((q, k), moved, strict=True))
 
     def _loss(self, hidden: Tensor) -> Tensor:
         """transformers' `ForCausalLMLoss`: fp32 logits, labels shifted by one, mean cross-entropy."""
