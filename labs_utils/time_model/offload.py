@@ -12,7 +12,7 @@ from labs_utils.device import Device
 from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.recordings import Benchmark, benchmarks
 from labs_utils.run import Run
-from labs_utils.time_model.subjects import OF_ALL_RANKS
+from labs_utils.time_model.subjects import CPU_ADAM, OF_ALL_RANKS, ROUNDING, SCALING, TO_DEVICE, TO_HOST, transfer
 from labs_utils.zero_settings import accumulates_on_host, limits
 
 ROUNDED_BYTES = 6  # of a parameter, from fp32 to bf16
@@ -60,9 +60,8 @@ def recorded_host_rates(
         for line in host_lines(device, ranks)
         if line.shape.get("threads", threads) == threads
     }
-    kind = "pinned" if pinned else "pageable"
-    names = (f"device to host, {kind}", f"host to device, {kind}", "host to device, pageable")
-    names += ("CPU Adam of DeepSpeed", "fp32 to bf16", "fp32 times a number")
+    names = (transfer(TO_HOST, pinned), transfer(TO_DEVICE, pinned), transfer(TO_DEVICE, pinned=False))
+    names += (CPU_ADAM, ROUNDING, SCALING)
     return HostRates(*(found[name] for name in names)) if found.keys() >= set(names) else None
 
 

@@ -9,6 +9,7 @@ from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Work
 from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.run import Run
+from labs_utils.time_model import subjects
 from labs_utils.time_model.rates import DeviceRates
 
 PRODUCTS = ("mm", "bmm", "liger_loss")
@@ -19,10 +20,6 @@ PASSES = {
     "cublas": 0, "mask": 1, "pad": 0, "ones_like": 0,
 }  # fmt: skip
 REDUCING = ("mean", "sum")  # they read what the operator before them wrote
-SUBJECT = {
-    "add": "add bf16", "to": "to fp32 from bf16", "mean": "mean of rows fp32", "sum": "sum of columns bf16",
-    "clone": "clone into order bf16", "log_softmax": "log_softmax fp32", "softmax": "log_softmax fp32",
-}  # fmt: skip
 
 
 def plain_step(run: Run, device: Device) -> tuple[list[Work], int]:
@@ -51,7 +48,17 @@ def device_seconds(work: Work, previous_nbytes: int, run: Run, rates: DeviceRate
         return rates.attention_seconds(work.flops, kernel, part or "forward", *sizes)
     read = previous_nbytes if work.operator in REDUCING else 0
     nbytes = read + work.nbytes * passes(work)
-    return rates.pass_seconds(nbytes, SUBJECT.get(work.operator, "mul fp32"))
+    return rates.pass_seconds(nbytes, timed_as(work.operator))
+
+
+def timed_as(operator: str) -> str:
+    """The operator in `subjects.PASSES` that is as fast.
+
+    >>> timed_as("add"), timed_as("silu")
+    ('add', 'mul')
+    """
+    operator = {"softmax": "log_softmax"}.get(operator, operator)
+    return operator if operator in subjects.PASSES else "mul"
 
 
 def passes(work: Work) -> float:

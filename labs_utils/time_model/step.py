@@ -22,6 +22,7 @@ from labs_utils.time_model.launches import engine_host_seconds, host_per_operato
 from labs_utils.time_model.offload import offload_seconds, recorded_host_rates
 from labs_utils.time_model.operators import device_seconds, plain_step
 from labs_utils.time_model.rates import DeviceRates, MissingRate, rates_of
+from labs_utils.time_model.subjects import TO_DEVICE, TO_HOST
 from labs_utils.zero_settings import OFFLOADS, pins_memory
 
 TERMS = ("compute", "memory", "optimizer", "communication", "copies", "host")
@@ -131,7 +132,7 @@ def micro_step(run: Run, work: list[Work], engine: EngineWork, rates: DeviceRate
     yield Task("memory", 0.0, rates.pass_seconds(engine.micro_bytes))
     gradient_bytes = precision_of(run).gradient.bytes * run.model.parameters
     added = 3 * gradient_bytes * (1 - 1 / run.grad_accum)  # but not in the first
-    yield Task("memory", 0.0, rates.pass_seconds(added, "add bf16"))
+    yield Task("memory", 0.0, rates.pass_seconds(added, "add"))
     yield from collectives(run, engine, rates, each_micro_step=True)
 
 
@@ -150,7 +151,7 @@ def optimizer_step(run: Run, engine: EngineWork, rates: DeviceRates) -> Iterator
     """The engine's passes over gradients and weights, its collectives, and the optimizer itself."""
     host = engine_host_seconds(run, rates)["step"] * run.model.num_hidden_layers
     yield Task("optimizer", host / 2, rates.pass_seconds(engine.step_bytes))
-    yield Task("optimizer", host / 2, rates.pass_seconds(engine.norm_bytes, "norm fp64 of bf16"))
+    yield Task("optimizer", host / 2, rates.pass_seconds(engine.norm_bytes, "norm"))
     yield Task("optimizer", 0.0, update_seconds(run, engine, rates))
     yield from collectives(run, engine, rates, each_micro_step=False)
 
@@ -173,4 +174,4 @@ def exposed_seconds(run: Run, engine: EngineWork, elapsed: float, rates: DeviceR
 
 def copies_seconds(nbytes: int, rates: DeviceRates) -> float:
     """Checkpointing `offload`: every saved tensor to the host and back, while the GPU waits."""
-    return sum(rates.host_copy_seconds(nbytes, way) for way in ("device to host", "host to device"))
+    return sum(rates.host_copy_seconds(nbytes, way) for way in (TO_HOST, TO_DEVICE))
