@@ -11,7 +11,7 @@ from labs_utils.answers.from_timeline import read_off
 from labs_utils.coverage import why_not_estimated
 from labs_utils.device import Device, find_device
 from labs_utils.memory_model.llama_step import SymbolicStep
-from labs_utils.memory_model.ranks import distributed_step, telling_ranks
+from labs_utils.memory_model.ranks import candidate_ranks, distributed_step
 from labs_utils.run import Run
 from labs_utils.time_model.step import step_seconds
 from labs_utils.timeline import Timeline
@@ -62,7 +62,7 @@ def estimate_timeline(run: Run, device: Device) -> Timeline:
     """
     if run.engine == "torch":
         return step_timeline(SymbolicStep(run, device))
-    timelines = (step_timeline(distributed_step(run, device, rank)) for rank in telling_ranks(run, device))
+    timelines = (step_timeline(distributed_step(run, device, rank)) for rank in candidate_ranks(run, device))
     return max(timelines, key=lambda timeline: timeline.peak().live_bytes)
 
 

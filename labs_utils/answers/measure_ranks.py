@@ -16,7 +16,7 @@ def measure_ranks(runs: list[Run], limit_seconds: float, threads: int | None = N
     """Measure runs of as many ranks each, one after another in one launch; answers come as they are made.
 
     Each is that of the rank with the largest peak. Its `provenance` has besides the `rank_peak_bytes` of all, the
-    `losses` of the first steps (means over the ranks) and whatever else the worker tells of a run
+    `losses` of the first steps (means over the ranks) and whatever else the worker reports of a run
     (`labs_utils.workers.zero`).
 
     Raises:
@@ -32,7 +32,7 @@ def of_all(ranks: list[dict]) -> Answer:
     largest = ranks[peaks.index(max(peaks))]
     losses = [mean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in ranks), strict=True)]
     answer = Answer.model_validate(largest["answer"])
-    answer.provenance.update({name: told for name, told in largest.items() if name not in ("answer", "losses")})
+    answer.provenance.update({name: value for name, value in largest.items() if name not in ("answer", "losses")})
     answer.provenance.update(rank_peak_bytes=peaks, losses=losses)
     return answer
 

@@ -34,7 +34,11 @@ def repeat_kv(ops: Operators, run: Run, x: Tensor, copied: bool = False) -> Tens
 
 
 def scores(run: Run) -> int:
-    """Elements of the attention matrix: batch x heads x seq_len x seq_len."""
+    """Elements of the attention matrix: batch x heads x seq_len x seq_len.
+
+    >>> scores(Run(model="llama-3.1-8b", seq_len=4096))
+    536870912
+    """
     return run.micro_batch * run.model.num_attention_heads * run.seq_len**2
 
 
@@ -66,6 +70,7 @@ def not_in_order(run: Run, x: Tensor) -> bool:
 
 
 def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved):
+    """The gradients of q, k and v, and what the kernel takes for itself."""
     flops = 10 * q.elements * run.seq_len // (1 if run.padded else 2)  # five products, where forward has two
     results = tuple(ops.like(x, f"{kernel}_backward", flops=flops * (x is q)) for x in (q, k, v))
     model, batch, seq_len = run.model, run.micro_batch, run.seq_len
@@ -133,6 +138,7 @@ def softmax_backward(ops: Operators, gradient: Tensor, output: Tensor) -> tuple[
 
 
 def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
+    """Scores plus a mask, in the larger of their types; saves nothing."""
     itemsize, before = max(weights.itemsize, mask.itemsize), weights.itemsize
     return ops.apply("add", weights.elements, itemsize, lambda g: (ops.cast(g, before),), (weights,))
 

@@ -84,8 +84,8 @@ class ZeroStep(SymbolicStep):
         super()._build()
         self.bucket_elements = limits(self.run.zero).bucket
         elements = round_up(sum(parameter.elements for parameter in self.parameters), 2 * self.run.world_size)
-        self.part_elements = elements // self.run.world_size
-        self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.part_elements))
+        self.partition_elements = elements // self.run.world_size
+        self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.partition_elements))
         shares = ((p, dict(self.spans[id(p)]).get(self.rank)) for p in self.parameters)
         self.mine = {id(parameter): (parameter, elements) for parameter, elements in shares if elements}
         limit_bytes = self.device.allocator_bytes
@@ -95,7 +95,7 @@ class ZeroStep(SymbolicStep):
         for parameter in self.parameters:
             parameter.storage = flat.storage
             parameter.node.hook = partial(self.on_gradient, parameter)
-        self.master = self.new_master(self.part_elements)
+        self.master = self.new_master(self.partition_elements)
 
     def _leave_for_the_host(self) -> None:
         """`flatten_on_accelerator` is false: there isn't room for a second copy, so that one is made on the host."""
@@ -113,9 +113,9 @@ class ZeroStep(SymbolicStep):
         for parameter in () if self.reduces_on_arrival else self.parameters:
             self.reduce(parameter)
         self.flush()
-        found = {key: parameter.node.gradient for key, (parameter, _) in self.mine.items()}
-        self.averaged = self.averaged or found  # else the new ones are added to them in place
-        del found
+        gradients = {key: parameter.node.gradient for key, (parameter, _) in self.mine.items()}
+        self.averaged = self.averaged or gradients  # else the new ones are added to them in place
+        del gradients
         self.drop_gradients()
         self.buckets, self.owned = [], None
 
@@ -177,22 +177,26 @@ class ZeroStep(SymbolicStep):
         for _, elements in self.mine.values():
             wide = self.tape.new(elements, NORM_BYTES, "norm")
             del wide
-        gradient = self.tape.new(self.part_elements, self.itemsize, "flatten", "gradients")
+        gradient = self.tape.new(self.partition_elements, self.itemsize, "flatten", "gradients")
         if self.itemsize != self.master.itemsize:
-            gradient = self.tape.new(self.part_elements, self.master.itemsize, "to", "gradients")
+            gradient = self.tape.new(self.partition_elements, self.master.itemsize, "to", "gradients")
         self.averaged = {}
         self.update([self.master])
         del gradient
 
 
-def spans(sizes: list[tuple[int, int]], part_elements: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """For each (key, elements) laid end to end: the ranks in whose parts it lies, with the elements in each."""
+def spans(sizes: list[tuple[int, int]], partition_elements: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """For each (key, elements) laid end to end: the ranks in whose partitions it lies, with the elements in each.
+
+    >>> list(spans([("embedding", 6), ("norm", 2)], partition_elements=4))
+    [('embedding', [(0, 4), (1, 2)]), ('norm', [(1, 2)])]
+    """
     position = 0
     for key, elements in sizes:
-        end, found = position + elements, []
+        end, shares = position + elements, []
         while position < end:
-            rank = position // part_elements
-            share = min(end, (rank + 1) * part_elements) - position
-            found.append((rank, share))
+            rank = position // partition_elements
+            share = min(end, (rank + 1) * partition_elements) - position
+            shares.append((rank, share))
             position += share
-        yield key, found
+        yield key, shares

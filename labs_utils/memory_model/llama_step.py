@@ -60,6 +60,10 @@ class SymbolicStep:
         return self.tape.parameter(elements, self.itemsize)
 
     def __call__(self, prefix: str = "") -> None:
+        """One optimizer step of at most two micro-steps, since later ones are like the second.
+
+        `prefix` goes before the names of the phases.
+        """
         for remaining in reversed(range(min(self.run.grad_accum, 2))):
             self.tape.begin(prefix + "forward")
             root = self.forward().node
@@ -72,7 +76,7 @@ class SymbolicStep:
         self.optimizer_step()
 
     def begin_backward(self, is_last: bool) -> None:
-        """What an engine is told as the backward of a micro-step begins; here nothing."""
+        """What an engine does as the backward of a micro-step begins; here nothing."""
 
     def end_of_backward(self, is_last: bool) -> None:
         """What an engine does with the gradients of a micro-step; here nothing."""
@@ -154,12 +158,13 @@ class SymbolicStep:
         tape.grad_enabled, ops.kept = False, kept
         output = self._decoder_layer(layer, hidden.detach(), *context)
         tape.grad_enabled, ops.kept = True, None
-        return tape.differentiable(output, "checkpoint", run_again, (hidden,), (hidden,), kind=Checkpoint)
+        return tape.differentiable(output, "checkpoint", run_again, (hidden,), (hidden,), node_type=Checkpoint)
 
     def before_recomputing(self, layer: Layer) -> None:
         """What an engine does in a layer's backward until something saved is asked for; here nothing."""
 
     def _decoder_layer(self, layer: Layer, hidden: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
+        """Attention and MLP, each after a norm and added to its input."""
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_1)
         hidden, weights = self.module("attention", lambda _: self._attention(layer, hidden, mask, tables))

@@ -54,11 +54,11 @@ class OffloadStep(OnHost, ZeroStep):
         super()._build()
         largest = max(parameter.elements for parameter in self.parameters)
         self.staging = [
-            self.new_on_host(self.part_elements, self.itemsize, "staging", "parameters"),
+            self.new_on_host(self.partition_elements, self.itemsize, "staging", "parameters"),
             self.new_on_host(largest, self.itemsize, "staging", "gradients"),
             self.tape.new(largest, self.itemsize, "staging", "buffers"),
         ]
-        self.gradient = self.new_on_host(self.part_elements, self.master.itemsize, "gradients", "gradients")
+        self.gradient = self.new_on_host(self.partition_elements, self.master.itemsize, "gradients", "gradients")
 
     def new_master(self, elements: int) -> Tensor:
         """`weights_partition`: a rank's part of the weights is cloned on the GPU, and only then goes to the host."""
@@ -91,7 +91,7 @@ class OffloadStep(OnHost, ZeroStep):
         for parameter in self.in_bucket:
             if id(parameter) in self.mine:
                 if self.accumulated is None:
-                    self.accumulated = self.tape.new(self.part_elements, FP32_BYTES, "gradients", "gradients")
+                    self.accumulated = self.tape.new(self.partition_elements, FP32_BYTES, "gradients", "gradients")
                 wide = self.tape.new(self.mine[id(parameter)][1], FP32_BYTES, "to")
                 del wide
 
@@ -177,7 +177,7 @@ class Offload3Step(OnHost, Zero3Step):
         super().begin_backward(is_last)
         self.is_last = is_last
 
-    def keep_parts(self, weights: list[Tensor]) -> None:
+    def partition_gradients(self, weights: list[Tensor]) -> None:
         """`partition_grads`: each part is on the GPU once more, until all of the bucket's have gone to the host."""
         parts = []
         for weight in weights:

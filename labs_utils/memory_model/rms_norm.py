@@ -22,12 +22,12 @@ def rms_norm(ops: Operators, x: Tensor, weight: Tensor) -> Tensor:
 def mean_square(ops: Operators, x: Tensor) -> Tensor:
     """The mean of the squares of each token's numbers; saves x."""
 
-    def spread(gradient):
+    def backward(gradient):
         return (ops.tape.new(elements, FP32_BYTES, "div"),)
 
     elements = x.elements
     square = ops.apply("pow", elements, FP32_BYTES, partial(power_backward, ops), (x,), (x,))
-    return ops.apply("mean", ops.tokens, FP32_BYTES, spread, (square,))
+    return ops.apply("mean", ops.tokens, FP32_BYTES, backward, (square,))
 
 
 def reciprocal_root(ops: Operators, variance: Tensor) -> Tensor:
@@ -51,6 +51,7 @@ def multiply_broadcast(ops: Operators, x: Tensor, factor: Tensor) -> Tensor:
 
 
 def broadcast_backward(ops: Operators, gradient: Tensor, x: Tensor, factor: Tensor) -> tuple:
+    """The gradients of x and of the factor, which is summed over what it was broadcast to."""
     for_x = ops.like(gradient, "mul")
     product = ops.like(gradient, "mul")
     for_factor = ops.like(factor, "sum")

@@ -131,11 +131,11 @@ class Zero3Step(SymbolicStep):
         padded = sum(round_up(weight.elements, ranks) for weight in self.in_bucket)
         if len(self.in_bucket) > 1 or padded != sum(weight.elements for weight in self.in_bucket):
             flat = self.tape.new(padded, self.itemsize, "reduce_scatter")
-        self.keep_parts(self.in_bucket)
+        self.partition_gradients(self.in_bucket)
         del flat
         self.in_bucket, self.elements_in_bucket = [], 0
 
-    def keep_parts(self, weights: list[Tensor]) -> None:
+    def partition_gradients(self, weights: list[Tensor]) -> None:
         """`partition_grads`: this rank's part of each gradient goes where it stays."""
         for weight in weights:
             weight.node.gradient = None

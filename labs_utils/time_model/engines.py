@@ -35,14 +35,14 @@ class Collective:
 class EngineWork:
     """What an engine adds on one rank: bytes of its passes in a micro-step and once a step, and collectives.
 
-    `part` of the parameters is what the rank's optimizer updates. `waits` says that the host waits for the GPU before.
+    The rank's optimizer updates `owned_share` of the parameters. If `waits`, the host waits for the GPU before it.
     """
 
     micro_bytes: float = 0
     step_bytes: float = 0
     norm_bytes: float = 0  # of those norms that are in fp64
     collectives: tuple[Collective, ...] = ()
-    part: float = 1.0
+    owned_share: float = 1.0
     waits: bool = True
 
 
@@ -93,7 +93,7 @@ def partition_work(run: Run) -> EngineWork:
             Collective("all_reduce", nbytes, bucket_bytes, always, overlaps),
             Collective("all_gather", nbytes, nbytes),
         ),
-        part=1 / ranks,
+        owned_share=1 / ranks,
     )
 
 
@@ -111,7 +111,7 @@ def stage_3_work(run: Run) -> EngineWork:
             Collective("all_gather", (1 if is_kept else 2) * nbytes, prefetch_bytes, True, beside),
             Collective("reduce_scatter", nbytes, bucket_bytes, True, beside),
         ),
-        part=1 / ranks,
+        owned_share=1 / ranks,
     )
 
 
@@ -132,7 +132,11 @@ def step_bytes(run: Run) -> int:
 
 
 def cast_bytes(run: Run) -> int:
-    """A copy from 16-bit weights to the type of the master weights, or back; none in fp32."""
+    """A copy from 16-bit weights to the type of the master weights, or back; none in fp32.
+
+    >>> cast_bytes(Run(precision="bf16-master"))
+    6
+    """
     numbers = precision_of(run)
     return 0 if numbers.weight == FP32 else numbers.weight.bytes + numbers.updated.bytes
 

@@ -55,14 +55,14 @@ def recorded_host_rates(
     """
     known = recorded_threads(device, ranks)
     threads = threads or (known[-1] if known else 0)
-    found = {
+    rates = {
         line.subject.removeprefix(OF_ALL_RANKS): line.value["median"]
         for line in host_lines(device, ranks)
         if line.shape.get("threads", threads) == threads
     }
     names = (transfer(TO_HOST, pinned), transfer(TO_DEVICE, pinned), transfer(TO_DEVICE, pinned=False))
     names += (CPU_ADAM, ROUNDING, SCALING)
-    return HostRates(*(found[name] for name in names)) if found.keys() >= set(names) else None
+    return HostRates(*(rates[name] for name in names)) if rates.keys() >= set(names) else None
 
 
 def moved_bytes(run: Run) -> dict[str, float]:
@@ -73,7 +73,7 @@ def moved_bytes(run: Run) -> dict[str, float]:
     accumulates in fp32. Stage 3 does both in every micro-step; offloaded weights come up for each forward, and again
     for each backward unless they are kept.
     """
-    part, numbers = run.model.parameters / run.world_size, precision_of(run)
+    owned, numbers = run.model.parameters / run.world_size, precision_of(run)
     down = up = 0
     if accumulates_on_host(run):
         down, up = run.grad_accum, run.grad_accum - 1
@@ -83,8 +83,8 @@ def moved_bytes(run: Run) -> dict[str, float]:
         is_kept = run.model.parameters <= limits(run.zero).reuse_distance
         up += (1 if is_kept else 2) * run.grad_accum - 1  # new weights stay where they are
     return {
-        "device_to_host": (numbers.updated.bytes + numbers.gradient.bytes * down) * part,
-        "host_to_device": numbers.weight.bytes * (1 + up) * part,
+        "device_to_host": (numbers.updated.bytes + numbers.gradient.bytes * down) * owned,
+        "host_to_device": numbers.weight.bytes * (1 + up) * owned,
     }
 
 
@@ -98,13 +98,13 @@ def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
     is_partial = settings.get("ratio", 1) != 1 or settings.get("super_offload")
     if run.offload == "none" or run.optimizer != "adamw" or is_partial:
         return None
-    part, moved = run.model.parameters / run.world_size, moved_bytes(run)
+    owned, moved = run.model.parameters / run.world_size, moved_bytes(run)
     narrow, wide = precision_of(run).weight.bytes, precision_of(run).updated.bytes
-    last = 0.0 if run.offload == "all" else narrow * part
+    last = 0.0 if run.offload == "all" else narrow * owned
     return {
         "gradient_transfer": moved["device_to_host"] / rates.down + (moved["host_to_device"] - last) / rates.up,
-        "clipping": part * wide / FP32_BYTES / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
-        "cpu_adam": part * wide / FP32_BYTES / rates.adam,
-        "rounding": part * (narrow + wide) / ROUNDED_BYTES / rates.rounding if narrow < FP32_BYTES else 0.0,
+        "clipping": owned * wide / FP32_BYTES / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
+        "cpu_adam": owned * wide / FP32_BYTES / rates.adam,
+        "rounding": owned * (narrow + wide) / ROUNDED_BYTES / rates.rounding if narrow < FP32_BYTES else 0.0,
         "parameter_transfer": last / (rates.up if run.zero_stage < 3 else rates.pageable_up),
     }

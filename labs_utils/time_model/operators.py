@@ -40,7 +40,7 @@ def run_once(run: str, device: Device) -> tuple[list[Work], int]:
 def device_seconds(work: Work, previous_nbytes: int, run: Run, rates: DeviceRates) -> float:
     """What one operator takes the GPU."""
     if work.flops and work.operator in PRODUCTS:
-        seconds = rates.product_seconds(work.flops, number_kind(run, work.itemsize))
+        seconds = rates.product_seconds(work.flops, number_name(run, work.itemsize))
         return max(seconds, rates.pass_seconds(work.nbytes))
     if work.flops:
         kernel, _, part = work.operator.partition("_")
@@ -62,13 +62,22 @@ def timed_as(operator: str) -> str:
 
 
 def passes(work: Work) -> float:
-    """Bytes read and written for each byte written; casts read the other type."""
+    """Bytes read and written for each byte written; casts read the other type.
+
+    >>> passes(Work("forward", "silu", nbytes=8, itemsize=2, flops=0))
+    2
+    """
     if work.operator == "to":
         return 1.5 if work.itemsize == 4 else 3
     return PASSES.get(work.operator, 2)
 
 
-def number_kind(run: Run, itemsize: int) -> str:
+def number_name(run: Run, itemsize: int) -> str:
+    """The type of numbers of so many bytes in a run: "fp32", or the run's 16-bit type.
+
+    >>> number_name(Run(precision="fp16-mixed"), 2)
+    'fp16'
+    """
     if itemsize == FP32_BYTES:
         return "fp32"
     numbers = precision_of(run)

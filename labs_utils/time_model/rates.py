@@ -33,7 +33,11 @@ def rates_of(device: Device) -> DeviceRates | None:
 
 
 def between(points: Points, size: float) -> float:
-    """The value at a size: on a straight line between the logarithms of the two nearest, and level beyond the ends."""
+    """The value at a size: on a straight line between the logarithms of the two nearest, and level beyond the ends.
+
+    >>> round(between([(1, 10.0), (100, 1000.0)], 10)), between([(1, 10.0), (100, 1000.0)], 1000)
+    (100, 1000.0)
+    """
     after = bisect_left(points, (size,))
     if after in (0, len(points)):
         return points[min(after, len(points) - 1)][1]
@@ -43,7 +47,7 @@ def between(points: Points, size: float) -> float:
 
 
 class MissingRate(LookupError):
-    """Something that was measured on no device that is asked: it has no line in the benchmarks."""
+    """A rate that has no line in the benchmarks of the device that stands in for this one."""
 
 
 class DeviceRates:
@@ -72,12 +76,12 @@ class DeviceRates:
         """This device's peak rate as a share of the one that was measured, which has all of them."""
         return (getattr(self.device, peak) or 0) / getattr(self.source, peak)
 
-    def product_seconds(self, flops: float, kind: str) -> float:
+    def product_seconds(self, flops: float, number: str) -> float:
         """A matrix product of "fp32", "bf16" or "fp16"; a device that has no such units computes it in fp32."""
-        if not self.share(PEAK[kind]):
+        if not self.share(PEAK[number]):
             return self.product_seconds(flops, "fp32")
-        rates = self.curve(subjects.product(kind), lambda shape: 2 * shape["m"] * shape["n"] * shape["k"])
-        return flops / (between(rates, flops) * self.share(PEAK[kind]))
+        rates = self.curve(subjects.product(number), lambda shape: 2 * shape["m"] * shape["n"] * shape["k"])
+        return flops / (between(rates, flops) * self.share(PEAK[number]))
 
     def attention_seconds(self, flops: float, kernel: str, part: str, seq_len: int, head_dim: int) -> float:
         """A fused attention kernel's "forward" or "backward"."""
@@ -102,9 +106,9 @@ class DeviceRates:
         return parameters * longer / rate
 
     def collective_seconds(self, name: str, nbytes: float, ranks: int, piece_bytes: float) -> float:
-        """A collective over so many bytes in all, in pieces; between other numbers of ranks than measured, as a ring.
+        """A collective over so many bytes in all, in pieces; between other numbers of ranks than recorded, as a ring.
 
-        A ring moves (N-1)/N of the whole through each rank. All ranks are taken to share the measured kind of link.
+        A ring moves (N-1)/N of the whole through each rank. All ranks are taken to have the link that was recorded.
         """
         if ranks == 1 or not nbytes:
             return 0.0
@@ -113,8 +117,8 @@ class DeviceRates:
         latency, seconds = min(time for _, time in times), between(times, piece)
         if piece > times[-1][0]:
             seconds = times[-1][1] * piece / times[-1][0]
-        measured = next(line.shape["ranks"] for line in self._lines if line.subject == name)
-        ring = (1 - 1 / ranks) / (1 - 1 / measured)
+        recorded_ranks = next(line.shape["ranks"] for line in self._lines if line.subject == name)
+        ring = (1 - 1 / ranks) / (1 - 1 / recorded_ranks)
         return nbytes / piece * (latency + (seconds - latency) * ring / self._link_share())
 
     def _link_share(self) -> float:

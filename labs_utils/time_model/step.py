@@ -1,8 +1,8 @@
 """`step_seconds`: how long a step takes on a GPU, from what its operators read, write and multiply.
 
-The symbolic step names every operator with its sizes; measured rates say what each takes the GPU. The host, which
-launches operators one by one, is played against the GPU, which runs them one by one and waits where there is none. So
-the terms sum up: the GPU computes, moves bytes, updates weights, communicates, or waits ("host").
+The symbolic step names every operator with its sizes; recorded rates say how long each takes the GPU. `Clock` simulates
+both sides: the host launches operators one by one, and the GPU runs what was launched, or waits for the host. So the
+terms sum up: the GPU computes, moves bytes, updates weights, communicates, copies, or waits ("host").
 
 Constants are benchmarks (`rates`); none is fitted to training runs that estimates are compared with.
 """
@@ -46,25 +46,25 @@ def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[s
     if rates is None:
         return None
     try:
-        return played(run, rates) if run.offload == "none" else played_with_offload(run, rates, threads)
+        return simulate(run, rates) if run.offload == "none" else simulate_with_offload(run, rates, threads)
     except MissingRate:
         return None
 
 
-def played_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
-    """The step without offload, but for the GPU's update; then what the host does while the GPU waits."""
+def simulate_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
+    """The step without offload, but for the GPU's update; then the host's Adam and the copies, while the GPU waits."""
     host = recorded_host_rates(rates.device, threads, pins_memory(run), run.world_size)
     added = offload_seconds(run, host) if host else None
     if added is None:
         return None
     zero = {key: value for key, value in run.zero.items() if key not in OFFLOADS}
-    terms = played(run.model_copy(update={"offload": "none", "zero": zero}), rates)
+    terms = simulate(run.model_copy(update={"offload": "none", "zero": zero}), rates)
     copies = added["gradient_transfer"] + added["parameter_transfer"]
     on_host = added["clipping"] + added["cpu_adam"] + added["rounding"]
     return terms | {"optimizer": on_host, "copies": terms["copies"] + copies}
 
 
-def played(run: Run, rates: DeviceRates) -> dict[str, float]:
+def simulate(run: Run, rates: DeviceRates) -> dict[str, float]:
     """A step from its first operator to its last."""
     engine, (work, host_bytes) = engine_work(run), plain_step(run, rates.device)
     clock, micro = Clock(), list(micro_step(run, work, engine, rates))
@@ -157,10 +157,11 @@ def optimizer_step(run: Run, engine: EngineWork, rates: DeviceRates) -> Iterator
 
 
 def update_seconds(run: Run, engine: EngineWork, rates: DeviceRates) -> float:
-    """The optimizer on the GPU, on this rank's part of the parameters."""
+    """The optimizer on the GPU, on the parameters that this rank owns."""
     if run.optimizer == "none":
         return 0.0
-    return rates.optimizer_seconds(run.optimizer, precision_of(run).updated.bytes, engine.part * run.model.parameters)
+    parameters = engine.owned_share * run.model.parameters
+    return rates.optimizer_seconds(run.optimizer, precision_of(run).updated.bytes, parameters)
 
 
 def exposed_seconds(run: Run, engine: EngineWork, elapsed: float, rates: DeviceRates) -> float:
