@@ -19,7 +19,11 @@ SEGMENT_ROUNDING_BYTES = 2 * MIB
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `size`."""
+    """The smallest multiple of `multiple` that is at least `size`.
+
+    >>> round_up(513, 512), round_up(512, 512)
+    (1024, 512)
+    """
     return -(-size // multiple) * multiple
 
 
@@ -27,6 +31,9 @@ def pinned_bytes(size: int) -> int:
     """The block of pinned host memory for `size` bytes: the next power of two.
 
     aten/src/ATen/core/CachingHostAllocator.h, `CachingHostAllocatorImpl::allocate`.
+
+    >>> pinned_bytes(5), pinned_bytes(8)
+    (8, 8)
     """
     return 1 << max(0, size - 1).bit_length()
 
@@ -51,6 +58,11 @@ class CachingAllocator:
     """Serve `allocate` and `free`; read `allocated_bytes`, `reserved_bytes` at any time.
 
     With a `limit_bytes`, `allocate` raises `OutOfMemory` where the segments would take more.
+
+    >>> allocator = CachingAllocator()
+    >>> block = allocator.allocate(1)
+    >>> allocator.allocated_bytes, allocator.reserved_bytes
+    (512, 2097152)
     """
 
     def __init__(self, limit_bytes: float = inf):
@@ -76,9 +88,9 @@ class CachingAllocator:
         self.allocated_bytes -= block.size
         for other in (block.before, block.after):
             if other is not None and other.free:
-                self._forget(other)
+                self._take_from_free(other)
                 self._merge(block, other)
-        self._keep(block)
+        self._add_to_free(block)
 
     def _best_fit(self, size: int, small: bool) -> Block | None:
         pool = self._free[small]
@@ -107,14 +119,14 @@ class CachingAllocator:
             whole = [block for *_, block in pool if block.before is None and block.after is None]
             self.reserved_bytes -= sum(block.size for block in whole)
             for block in whole:
-                self._forget(block)
+                self._take_from_free(block)
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(block.address + size, block.size - size, block.small, before=block, after=block.after)
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size
-        self._keep(rest)
+        self._add_to_free(rest)
 
     def _merge(self, block: Block, other: Block) -> None:
         """Grow `block` by its free neighbour `other`."""
@@ -128,10 +140,10 @@ class CachingAllocator:
                 block.after.before = block
         block.size += other.size
 
-    def _keep(self, block: Block) -> None:
+    def _add_to_free(self, block: Block) -> None:
         block.free = True
         insort(self._free[block.small], (block.size, block.address, block))
 
-    def _forget(self, block: Block) -> None:
+    def _take_from_free(self, block: Block) -> None:
         pool = self._free[block.small]
         del pool[bisect_left(pool, (block.size, block.address))]

@@ -41,6 +41,11 @@ class Timeline:
 
     `host_events` are those of storages that wait in the host's memory; they are in no moment and no peak. On a GPU's
     host they are pinned, but for those in `pageable`.
+
+    >>> events = [Event(0, 8, "forward", "mm"), Event(1, 4, "forward", "silu"), Event(0, -8, "backward", "free")]
+    >>> peak = Timeline(events, part_of={0: "logits"}).peak()
+    >>> peak.live_bytes, peak.event.operator, peak.parts["logits"]
+    (12, 'silu', 8)
     """
 
     events: list[Event] = field(default_factory=list)
@@ -123,17 +128,17 @@ class Timeline:
     def in_blocks(self) -> tuple[Timeline, int]:
         """The same events in the blocks that PyTorch's CUDA caching allocator gives out, and the bytes it reserves."""
         allocator = CachingAllocator()
-        return replace(self, events=self._played(allocator)), allocator.reserved_bytes
+        return replace(self, events=self._replayed(allocator)), allocator.reserved_bytes
 
     def fits_in(self, limit_bytes: int) -> bool:
         """Whether that allocator finds a place for every block in so many bytes, however they are fragmented."""
         try:
-            self._played(CachingAllocator(limit_bytes))
+            self._replayed(CachingAllocator(limit_bytes))
         except OutOfMemory:
             return False
         return True
 
-    def _played(self, allocator: CachingAllocator) -> list[Event]:
+    def _replayed(self, allocator: CachingAllocator) -> list[Event]:
         """The events with the sizes of the blocks that the allocator gives out and takes back."""
         blocks, events = {}, []
         for storage, change_bytes, phase, operator in self.events:

@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from labs_utils.answers.dry_run import dry_run
-from labs_utils.coverage import why_unsupported
+from labs_utils.coverage import why_not_estimated
 from labs_utils.device import CPU
 from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
@@ -65,7 +65,7 @@ def random_run(rng, device, layers, **changes):
     """A random run that the formulas cover, of a random shape of up to so many layers, with some fields given."""
     while True:
         run = Run.parse({"model": random_shape(rng, layers), **random_recipe(rng), **changes})
-        if why_unsupported(run, device) is None:
+        if why_not_estimated(run, device) is None:
             return run
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from labs_utils.answer import Answer
 from labs_utils.answers.estimate import estimate
-from labs_utils.coverage import why_not_torch
+from labs_utils.coverage import why_not_dry_run
 from labs_utils.device import H200
 from labs_utils.recordings import RecordedLineWarning, benchmarks, recall, recorded
 from labs_utils.run import LLAMA_8B, Run
@@ -66,7 +66,7 @@ def test_a_broken_line_is_one_warning_with_its_number_and_the_rest_is_read(tmp_p
 
 
 def test_most_recorded_runs_can_be_dry_run():
-    assert sum(why_not_torch(answer.run) is None for answer in RECORDED_OK) > len(RECORDED_OK) / 2
+    assert sum(why_not_dry_run(answer.run, H200) is None for answer in RECORDED_OK) > len(RECORDED_OK) / 2
 
 
 def test_recorded_rates_of_the_reference_gpu_are_found_by_subject():

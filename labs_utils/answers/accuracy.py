@@ -61,7 +61,8 @@ def errors_by_group(device: Device, with_dry_run: bool, progress=lambda rows: ro
             groups[f"{field} = {value}"] = [pair for pair in errors if getattr(pair[0].run, field) == value]
     names = ("estimate", *asked, STEP_TIME)
     return {
-        group: {name: Errors.of(found[name] for _, found in pairs) for name in names} for group, pairs in groups.items()
+        group: {name: Errors.of(of_row[name] for _, of_row in pairs) for name in names}
+        for group, pairs in groups.items()
     }
 
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labs_utils.answer import Answer
 from labs_utils.answers.from_timeline import read_off
-from labs_utils.coverage import why_not_torch, why_unsupported
+from labs_utils.coverage import why_not_dry_run
 from labs_utils.device import CPU, Device, find_device
 from labs_utils.memory_model import kernel_workspaces
 from labs_utils.profiling.tracker import MemoryTracker
@@ -38,9 +38,7 @@ def dry_run(run: Run, device: Device | str | None = CPU) -> Answer:
         DeviceError: for a name that isn't known.
     """
     device = device if isinstance(device, Device) else find_device(device)
-    reason = why_unsupported(run, device)
-    reason = reason or why_not_torch(run)
-    if reason:
+    if reason := why_not_dry_run(run, device):
         return Answer.unsupported(run, "dry_run", device.name, reason)
     try:
         timeline = dry_run_timeline(run, device)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from labs_utils.answer import Answer
 from labs_utils.answers.from_timeline import read_off
-from labs_utils.coverage import why_unsupported
+from labs_utils.coverage import why_not_estimated
 from labs_utils.device import Device, find_device
 from labs_utils.memory_model.llama_step import SymbolicStep
-from labs_utils.memory_model.ranks import distributed_step, telling_ranks
+from labs_utils.memory_model.ranks import candidate_ranks, distributed_step
 from labs_utils.run import Run
 from labs_utils.time_model.step import step_seconds
 from labs_utils.timeline import Timeline
@@ -41,8 +41,7 @@ def estimate(run: Run, device: Device | str | None = None) -> Answer:
         DeviceError: for a name that isn't known.
     """
     device = device if isinstance(device, Device) else find_device(device)
-    reason = why_unsupported(run, device)
-    if reason:
+    if reason := why_not_estimated(run, device):
         return Answer.unsupported(run, "estimate", device.name, reason)
     return with_step_seconds(read_off(estimate_timeline(run, device), run, "estimate", device), device)
 
@@ -63,7 +62,7 @@ def estimate_timeline(run: Run, device: Device) -> Timeline:
     """
     if run.engine == "torch":
         return step_timeline(SymbolicStep(run, device))
-    timelines = (step_timeline(distributed_step(run, device, rank)) for rank in telling_ranks(run, device))
+    timelines = (step_timeline(distributed_step(run, device, rank)) for rank in candidate_ranks(run, device))
     return max(timelines, key=lambda timeline: timeline.peak().live_bytes)
 
 

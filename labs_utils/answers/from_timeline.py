@@ -12,16 +12,16 @@ GIB = 2**30
 
 def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answer:
     """The answer in a timeline: on a GPU in the allocator's blocks, on a CPU in the tensors' own bytes."""
-    found, tensors = {}, timeline
+    provenance, tensors = {}, timeline
     if device.is_gpu:
-        timeline, found["reserved_bytes"] = timeline.in_blocks()
+        timeline, provenance["reserved_bytes"] = timeline.in_blocks()
     if timeline.host_events:
-        found["host_bytes"] = timeline.host_peak_bytes(pinned=device.is_gpu)
+        provenance["host_bytes"] = timeline.host_peak_bytes(pinned=device.is_gpu)
     peak = timeline.peak()
-    found["phase_peak_bytes"] = timeline.phase_peak_bytes()
-    reason = why_out_of_memory(tensors, peak.live_bytes, found.get("reserved_bytes", 0), device)
+    provenance["phase_peak_bytes"] = timeline.phase_peak_bytes()
+    reason = why_out_of_memory(tensors, peak.live_bytes, provenance.get("reserved_bytes", 0), device)
     if reason:
-        found["reason"] = reason
+        provenance["reason"] = reason
     return Answer(
         run=run,
         method=method,
@@ -30,14 +30,14 @@ def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answe
         peak_bytes=peak.live_bytes,
         phase=peak.event.phase,
         parts=peak.parts,
-        provenance={**found, "operator": peak.event.operator},
+        provenance={**provenance, "operator": peak.event.operator},
     )
 
 
 def why_out_of_memory(tensors: Timeline, peak_bytes: int, reserved_bytes: int, device: Device) -> str | None:
     """Why the device's memory isn't enough; None if it is, or isn't known.
 
-    Free blocks may be too short for the tensor that comes: that is found by playing the allocator with that limit.
+    Free blocks may be too short for the tensor that comes: the events are replayed in an allocator with that limit.
     """
     if device.memory_bytes is None:
         return None

@@ -11,20 +11,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from labs_utils.answer import Answer
-from labs_utils.answers.estimate import estimate
-from labs_utils.answers.measure_ranks import host_bytes_of_ranks, measure_ranks, uses_gpus
-from labs_utils.coverage import why_not_built, why_not_distributed, why_not_on_cpu
-from labs_utils.device import this_device
+from labs_utils.answers.host_need import too_large_for_host
+from labs_utils.answers.measure_ranks import measure_ranks, uses_gpus
+from labs_utils.coverage import why_not_measured
+from labs_utils.device import CPU, this_device
 from labs_utils.run import Run, read_runs
 from labs_utils.workers.launch import LaunchError
 
@@ -114,8 +111,7 @@ def spare_processes() -> int:
 
 def answer_in(worker: Worker, run: Run) -> Answer:
     """Let a worker measure one run, whatever becomes of it."""
-    problem = why_not_started(run)
-    if problem:
+    if problem := refusal(run):
         worker.stop()
         return failed(run, *problem)
     try:
@@ -144,11 +140,11 @@ def same_launch(one: Run, other: Run) -> bool:
 def answers_of_ranks(runs: list[Run], settings: Settings) -> Iterator[Answer]:
     """Let several processes measure runs, whatever becomes of them; after one that fails a new launch goes on."""
     done = 0
-    if problem := why_not_started(runs[0]):
+    if problem := refusal(runs[0]):
         yield failed(runs[0], *problem)
         done = 1
     else:
-        startable = list(takewhile(lambda run: not why_not_started(run), runs))
+        startable = list(takewhile(lambda run: not refusal(run), runs))
         try:
             for answer in measure_ranks(startable, settings.limit_seconds, settings.threads):
                 done += 1
@@ -160,47 +156,14 @@ def answers_of_ranks(runs: list[Run], settings: Settings) -> Iterator[Answer]:
         yield from answers_of_ranks(runs[done:], settings)
 
 
-def why_not_started(run: Run) -> tuple[str, str] | None:
+def refusal(run: Run) -> tuple[str, str] | None:
     """The outcome and the reason of a run that can't be tried here; None if it can."""
-    alone = run.engine == "torch"
-    reason = why_not_built(run) if alone else why_not_distributed(run)
-    on_gpu = this_device().is_gpu if alone else uses_gpus(run)
-    reason = reason or (None if on_gpu else why_not_on_cpu(run))
-    if reason:
+    on_gpu = this_device().is_gpu if run.engine == "torch" else uses_gpus(run)
+    if reason := why_not_measured(run, on_gpu):
         return "unsupported", reason
-    needed_bytes = host_bytes(run) if alone else host_bytes_of_ranks(run)
-    free_bytes = psutil.virtual_memory().available
-    if needed_bytes >= free_bytes:
-        sizes = f"{needed_bytes / 2**30:.1f} GiB of host memory, and {free_bytes / 2**30:.1f} GiB are free"
-        return (
-            "out of memory",
-            f"the run needs {sizes}; it was not started{what_would_fit(run, free_bytes)}",
-        )
+    if reason := too_large_for_host(run, this_device() if on_gpu else CPU):
+        return "out of memory", reason
     return None
-
-
-def what_would_fit(run: Run, free_bytes: int) -> str:
-    """For a run that offloads, how many layers of its model would."""
-    if run.offload == "none":
-        return ""
-    layers, shape = run.model.num_hidden_layers, run.model.model_dump()
-
-    def with_layers(count: int) -> Run:
-        return run.replace(model={**shape, "num_hidden_layers": count})
-
-    counts = range(1, layers)
-    fitting = bisect_left(counts, free_bytes, key=lambda count: host_bytes_of_ranks(with_layers(count)))
-    if not fitting:
-        return "; not even one of its layers would fit: take a narrower model, fewer tokens or fewer ranks"
-    billions = with_layers(fitting).model.parameters / 1e9
-    return f"; with {fitting} of its {layers} layers, {billions:.2g} billion parameters, it would fit"
-
-
-def host_bytes(run: Run) -> int:
-    """What the run needs of the host's memory, by the estimate: on a CPU everything, on a GPU what is offloaded."""
-    guess = estimate(run)
-    on_device = 0 if this_device().is_gpu else guess.peak_bytes or 0
-    return on_device + guess.provenance.get("host_bytes", 0)
 
 
 def failed(run: Run, outcome: str, reason: str) -> Answer:

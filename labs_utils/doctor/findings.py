@@ -9,6 +9,7 @@ from labs_utils.device import H200
 from labs_utils.doctor.report import FLASH_CAPABILITY, Report
 from labs_utils.figures.tables import print_table
 from labs_utils.run import LLAMA_8B, Run
+from labs_utils.time_model.subjects import TO_DEVICE, copy
 from labs_utils.units import worded_bytes
 
 OLD_CAPABILITY = 7.5  # Turing; newer builds of torch know nothing older
@@ -108,7 +109,7 @@ def _zero(report: Report) -> str:
 
 
 def _offload(report: Report) -> str:
-    rate = report.rate("copy host to device, pinned")
+    rate = report.rate(copy(TO_DEVICE))
     if rate is None:
         return "Bytes that move are counted live; how long they take on a GPU is recorded."
     source = "measured" if report.source == "measured" else "by the data sheet"

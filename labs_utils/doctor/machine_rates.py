@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from labs_utils.profiling.timing import Spread, time_calls
+from labs_utils.time_model.subjects import TO_DEVICE, copy
 
 COPIED_BYTES = 2**28  # larger than any cache
 SMALLEST_MATRIX, LARGEST_MATRIX = 256, 8192
@@ -80,8 +81,8 @@ def copy_rates(device: str) -> Iterator[Rate]:
     yield rate("memory read and written", target.clone(), 2 * COPIED_BYTES)  # as data sheets count
     if device == "cuda":
         pageable = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
-        yield rate("copy host to device, pinned", pageable.pin_memory())
-        yield rate("copy host to device, pageable", pageable)
+        yield rate(copy(TO_DEVICE), pageable.pin_memory())
+        yield rate(copy(TO_DEVICE, pinned=False), pageable)
 
 
 def matmul_rate(name: str, device: str) -> Rate:

@@ -14,6 +14,7 @@ from labs_utils.doctor.machine_rates import COPIED_BYTES, Measured, Rate, fp32_p
 from labs_utils.doctor.rank_rates import collectives, host_alone, host_of_all_ranks, host_of_engines
 from labs_utils.profiling.timing import Spread, time_calls
 from labs_utils.run import Run
+from labs_utils.time_model import subjects
 
 WINDOWS, WINDOW_SECONDS, MOST_CALLS = 3, 0.03, 50
 LEAD_SIZE, LEAD_CALLS = 8192, 10  # products that keep the GPU busy while the calls to be timed are queued
@@ -61,7 +62,7 @@ def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
     optimizers = [(name, half) for name in ("adamw", "adamw-foreach", "adamw-loop", "sgd", "adamw-8bit")]
     return {
         **on_gpu,
-        **{f"optimizer {each[0]} {each[1]}": partial(optimizer, *each) for each in [*optimizers, ("adamw", "fp32")]},
+        **{subjects.optimizer(*each): partial(optimizer, *each) for each in [*optimizers, ("adamw", "fp32")]},
         "copies to the host": copies_to_host,
         "the host's work for all ranks": partial(host_of_all_ranks, gpus),
         "the host's time for PyTorch": host_alone,
@@ -109,7 +110,7 @@ def products(name: str, sizes: tuple[int, ...]) -> Iterator[Rate]:
             seconds = back_to_back(lambda left=left, right=right: left @ right)
             shape = dict.fromkeys("mnk", size)
             per_second = seconds.rate(2 * size**3)
-            yield Rate(subject=f"matmul {name}, back to back", shape=shape, per_second=per_second, unit="FLOP/s")
+            yield Rate(subject=subjects.product(name), shape=shape, per_second=per_second, unit="FLOP/s")
 
 
 def linears(name: str) -> Iterator[Rate]:
@@ -133,7 +134,7 @@ def attention(kernel: str, name: str) -> Iterator[Rate]:
             products = {"forward": 2, "backward": 5}
             for part, work in attention_work(kernel, name, length, head_dim).items():
                 per_second = back_to_back(work).rate(products[part] * HEADS * length**2 * head_dim)
-                yield Rate(subject=f"{kernel} attention {part}", shape=shape, per_second=per_second, unit="FLOP/s")
+                yield Rate(subject=subjects.attention(kernel, part), shape=shape, per_second=per_second, unit="FLOP/s")
 
 
 def attention_work(kernel: str, name: str, length: int, head_dim: int) -> dict[str, Callable[[], object]]:
@@ -171,18 +172,19 @@ def passes(name: str) -> Iterator[Rate]:
         wide, elements = x.float(), rows * PASS_COLUMNS
         heads = x.view(rows, 32, -1).transpose(0, 1)
         works = {
-            f"add {name}": (lambda x=x: x + x, 4 * elements),  # read once, since it is the same tensor twice
-            "mul fp32": (lambda wide=wide: wide * wide, 8 * elements),
-            f"to fp32 from {name}": (lambda x=x: x.float(), 6 * elements),
-            "mean of rows fp32": (lambda wide=wide: wide.mean(-1), 4 * elements),
-            f"sum of columns {name}": (lambda x=x: x.sum(0), 2 * elements),
-            f"clone into order {name}": (lambda heads=heads: heads.contiguous(), 4 * elements),
-            "log_softmax fp32": (lambda wide=wide: wide.log_softmax(-1), 8 * elements),
-            f"norm fp64 of {name}": (lambda x=x: x.double().norm(2), 18 * elements),
+            "add": (lambda x=x: x + x, 4 * elements),  # read once, since it is the same tensor twice
+            "mul": (lambda wide=wide: wide * wide, 8 * elements),
+            "to": (lambda x=x: x.float(), 6 * elements),
+            "mean": (lambda wide=wide: wide.mean(-1), 4 * elements),
+            "sum": (lambda x=x: x.sum(0), 2 * elements),
+            "clone": (lambda heads=heads: heads.contiguous(), 4 * elements),
+            "log_softmax": (lambda wide=wide: wide.log_softmax(-1), 8 * elements),
+            "norm": (lambda x=x: x.double().norm(2), 18 * elements),
         }
-        for subject, (work, nbytes) in works.items():
+        for operator, (work, nbytes) in works.items():
             per_second = back_to_back(work).rate(nbytes)
-            yield Rate(subject=f"pass: {subject}", shape={"bytes": nbytes}, per_second=per_second, unit="bytes/s")
+            subject = subjects.memory_pass(operator, name)
+            yield Rate(subject=subject, shape={"bytes": nbytes}, per_second=per_second, unit="bytes/s")
 
 
 def optimizer(name: str, weights: str) -> Iterator[Rate]:
@@ -201,7 +203,7 @@ def optimizer(name: str, weights: str) -> Iterator[Rate]:
     elements = ADAM_TENSORS * ADAM_ROWS**2
     per_second = back_to_back(step).rate(elements)
     shape = {"elements": elements, "tensors": ADAM_TENSORS}
-    yield Rate(subject=f"optimizer {name} {weights}", shape=shape, per_second=per_second, unit="parameters/s")
+    yield Rate(subject=subjects.optimizer(name, weights), shape=shape, per_second=per_second, unit="parameters/s")
 
 
 def copies_to_host() -> Iterator[Rate]:
@@ -209,10 +211,10 @@ def copies_to_host() -> Iterator[Rate]:
 
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     pageable = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
-    for kind, target in {"pinned": pageable.pin_memory(), "pageable": pageable}.items():
+    for pinned, target in {True: pageable.pin_memory(), False: pageable}.items():
         seconds = time_calls(lambda target=target: target.copy_(source, non_blocking=True), "cuda")
         yield Rate(
-            subject=f"copy device to host, {kind}",
+            subject=subjects.copy(subjects.TO_HOST, pinned),
             shape={"bytes": COPIED_BYTES},
             per_second=seconds.rate(COPIED_BYTES),
             unit="bytes/s",

@@ -11,7 +11,7 @@ from labs_utils.device import usable_cores
 from labs_utils.doctor.machine_rates import Rate, Timing
 from labs_utils.profiling.timing import Spread, time_calls
 from labs_utils.run import Run
-from labs_utils.time_model.subjects import OF_ALL_RANKS, host_runs
+from labs_utils.time_model.subjects import FORWARD_ALONE, OF_ALL_RANKS, engine_name, host_runs, host_step
 
 HOST_PARAMETERS = 2**27
 LIMIT_SECONDS = 300
@@ -55,9 +55,8 @@ def quietly(text: str) -> None:
 
 
 def host_timing(name: str, run: Run, seconds: Spread) -> Timing:
-    engine = run.engine + (f" stage {run.zero_stage}" if run.engine == "deepspeed" else "")
     shape = {"layers": run.model.num_hidden_layers, "ranks": run.world_size}
-    return Timing(subject=f"host: step of {engine}{name}", shape=shape, seconds=seconds)
+    return Timing(subject=host_step(engine_name(run.engine, run.zero_stage), name), shape=shape, seconds=seconds)
 
 
 def host_alone(device: str = "cuda") -> Iterator[Timing]:
@@ -69,7 +68,7 @@ def host_alone(device: str = "cuda") -> Iterator[Timing]:
         yield host_timing(name, run, time_calls(step, device, warmups=3))
         if not name:
             forward = time_calls(lambda step=step: step.model(**step.batch, use_cache=False), device, warmups=3)
-            yield host_timing(", forward alone", run, forward)
+            yield host_timing(FORWARD_ALONE, run, forward)
 
 
 def host_of_engines(ranks: int) -> Iterator[Timing]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, NonNegativeInt
 from labs_utils.device import Device
 from labs_utils.doctor.machine_rates import Measured, Rate
 from labs_utils.profiling.timing import Spread
+from labs_utils.time_model.subjects import TO_DEVICE, copy
 
 FLASH_CAPABILITY = 8.0  # flash-attn's README: "Ampere, Ada, or Hopper GPUs"; bf16 and PyTorch's own flash too
 
@@ -96,7 +97,7 @@ def data_sheet_report(device: Device) -> Report:
     """What the vendor says about a row of `data/gpus.csv`, as an example. Its packages have not been tried."""
     peaks = {
         "memory read and written": device.hbm_bytes_per_s,
-        "copy host to device, pinned": device.host_bytes_per_s,
+        copy(TO_DEVICE): device.host_bytes_per_s,
         **{f"matmul {name}": getattr(device, f"{name}_flop_per_s") for name in ("fp32", "fp16", "bf16")},
     }
     rates = tuple(

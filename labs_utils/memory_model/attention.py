@@ -34,7 +34,11 @@ def repeat_kv(ops: Operators, run: Run, x: Tensor, copied: bool = False) -> Tens
 
 
 def scores(run: Run) -> int:
-    """Elements of the attention matrix: batch x heads x seq_len x seq_len."""
+    """Elements of the attention matrix: batch x heads x seq_len x seq_len.
+
+    >>> scores(Run(model="llama-3.1-8b", seq_len=4096))
+    536870912
+    """
     return run.micro_batch * run.model.num_attention_heads * run.seq_len**2
 
 
@@ -66,6 +70,7 @@ def not_in_order(run: Run, x: Tensor) -> bool:
 
 
 def fused_backward(kernel: str, ops: Operators, run: Run, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved):
+    """The gradients of q, k and v, and what the kernel takes for itself."""
     flops = 10 * q.elements * run.seq_len // (1 if run.padded else 2)  # five products, where forward has two
     results = tuple(ops.like(x, f"{kernel}_backward", flops=flops * (x is q)) for x in (q, k, v))
     model, batch, seq_len = run.model, run.micro_batch, run.seq_len
@@ -81,11 +86,11 @@ def eager_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, m
     """Two matrix products and an fp32 softmax: saves q, expanded k and v, and the probabilities in both types."""
     keys, values = repeat_kv(ops, run, k), repeat_kv(ops, run, ops.view(v))
     in_order = lie_in_order(run) or (grouped(run) and run.model.num_key_value_heads > 1)  # copies do
-    weights = ops.matmul(q, keys, scores(run), run.model.head_dim, lie_in_order(run), in_order, transposed=True)
+    weights = matmul(ops, q, keys, scores(run), run.model.head_dim, (lie_in_order(run), in_order), transposed=True)
     weights = ops.scale(weights)
     weights = add_mask(ops, weights, mask)
-    weights = ops.cast(ops.softmax(ops.cast(weights, FP32_BYTES)), q.itemsize)
-    output = ops.matmul(weights, values, q.elements, run.seq_len, True, in_order)
+    weights = ops.cast(softmax(ops, ops.cast(weights, FP32_BYTES)), q.itemsize)
+    output = matmul(ops, weights, values, q.elements, run.seq_len, (True, in_order))
     return ops.contiguous(output), weights
 
 
@@ -99,7 +104,41 @@ def lie_in_order(run: Run) -> bool:
     return run.micro_batch == 1 or run.seq_len == 1
 
 
+def matmul(ops: Operators, x: Tensor, y: Tensor, elements: int, inner: int, in_order, transposed=False) -> Tensor:
+    """A batched product; saves x and y, cast by autocast and copied into order (batch and heads as one dimension).
+
+    Each of its `elements` sums `inner` products. `in_order` says of x and of y whether they lie so already;
+    `transposed` says that y is a transposed view, unless it has been copied.
+    """
+    if ops.autocast_bytes:
+        x, y = ops.cast(x, ops.autocast_bytes), ops.cast(y, ops.autocast_bytes)
+    x, y = (tensor if lies else ops.contiguous(tensor) for tensor, lies in zip((x, y), in_order, strict=True))
+    ops.tape.put_in_order(*[y] * (transposed and in_order[1]))
+    ops.take_workspace()
+    flops = 2 * elements * inner
+    return ops.apply("bmm", elements, x.itemsize, partial(matmul_backward, ops, flops), (x, y), (x, y), flops=flops)
+
+
+def matmul_backward(ops: Operators, flops: int, gradient: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    ops.take_workspace()
+    for_y = ops.like(y, "bmm", flops=flops)
+    return ops.like(x, "bmm", flops=flops), for_y
+
+
+def softmax(ops: Operators, x: Tensor) -> Tensor:
+    """In fp32; saves its output."""
+    output = ops.tape.new(x.elements, FP32_BYTES, "softmax")
+    return ops.tape.differentiable(output, "softmax", partial(softmax_backward, ops), (x,), (output,))
+
+
+def softmax_backward(ops: Operators, gradient: Tensor, output: Tensor) -> tuple[Tensor]:
+    result = ops.like(output, "softmax_backward")
+    ops.scratch(kernel_workspaces.softmax_backward(output.elements), "softmax_backward")
+    return (result,)
+
+
 def add_mask(ops: Operators, weights: Tensor, mask: Tensor) -> Tensor:
+    """Scores plus a mask, in the larger of their types; saves nothing."""
     itemsize, before = max(weights.itemsize, mask.itemsize), weights.itemsize
     return ops.apply("add", weights.elements, itemsize, lambda g: (ops.cast(g, before),), (weights,))
 
@@ -116,11 +155,11 @@ def math_attention(ops: Operators, run: Run, q: Tensor, k: Tensor, v: Tensor, ma
     in_order = lie_in_order(run) or grouped(run)
     with ops.no_autocast():
         sizes = (scores(run), run.model.head_dim)
-        weights = ops.matmul(query, ops.scale(expanded), *sizes, lie_in_order(run), in_order, transposed=True)
+        weights = matmul(ops, query, ops.scale(expanded), *sizes, (lie_in_order(run), in_order), transposed=True)
         weights = add_mask(ops, weights, bias)
-        weights = ops.softmax(weights)
+        weights = softmax(ops, weights)
         returned = ops.cast(weights.detach(), itemsize)
-        output = ops.cast(ops.matmul(weights, values, query.elements, run.seq_len, True, in_order), itemsize)
+        output = ops.cast(matmul(ops, weights, values, query.elements, run.seq_len, (True, in_order)), itemsize)
     del wide, query, expanded, values, bias, weights, returned
     return ops.contiguous(output), None
 

@@ -13,9 +13,8 @@ from labs_utils.allocator import round_up
 from labs_utils.device import CPU, Device
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Storage, Tensor
-from labs_utils.precision import FP32_BYTES
 from labs_utils.run import Run
-from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS
+from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, limits
 
 NORM_BYTES = 8  # zero/utils.py, `get_norm_dtype`: fp64
 
@@ -56,10 +55,10 @@ class MasterStep(AllReduceStep):
 
     def _build(self) -> None:
         super()._build()
-        self.masters = [self.tape.new(p.elements, FP32_BYTES, "master", "optimizer_states") for p in self.parameters]
+        self.masters = [self.new_master(parameter.elements) for parameter in self.parameters]
 
     def optimizer_step(self) -> None:
-        wide = [self.tape.new(master.elements, FP32_BYTES, "to", "gradients") for master in self.masters]
+        wide = [self.tape.new(master.elements, master.itemsize, "to", "gradients") for master in self.masters]
         self.update(self.masters)
         del wide
         self.drop_gradients()
@@ -83,10 +82,10 @@ class ZeroStep(SymbolicStep):
 
     def _build(self) -> None:
         super()._build()
-        self.bucket_elements = int(self.run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+        self.bucket_elements = limits(self.run.zero).bucket
         elements = round_up(sum(parameter.elements for parameter in self.parameters), 2 * self.run.world_size)
-        self.part_elements = elements // self.run.world_size
-        self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.part_elements))
+        self.partition_elements = elements // self.run.world_size
+        self.spans = dict(spans([(id(p), p.elements) for p in self.parameters], self.partition_elements))
         shares = ((p, dict(self.spans[id(p)]).get(self.rank)) for p in self.parameters)
         self.mine = {id(parameter): (parameter, elements) for parameter, elements in shares if elements}
         limit_bytes = self.device.allocator_bytes
@@ -96,7 +95,7 @@ class ZeroStep(SymbolicStep):
         for parameter in self.parameters:
             parameter.storage = flat.storage
             parameter.node.hook = partial(self.on_gradient, parameter)
-        self.master = self.new_state(self.part_elements, "master")
+        self.master = self.new_master(self.partition_elements)
 
     def _leave_for_the_host(self) -> None:
         """`flatten_on_accelerator` is false: there isn't room for a second copy, so that one is made on the host."""
@@ -114,9 +113,9 @@ class ZeroStep(SymbolicStep):
         for parameter in () if self.reduces_on_arrival else self.parameters:
             self.reduce(parameter)
         self.flush()
-        found = {key: parameter.node.gradient for key, (parameter, _) in self.mine.items()}
-        self.averaged = self.averaged or found  # else the new ones are added to them in place
-        del found
+        gradients = {key: parameter.node.gradient for key, (parameter, _) in self.mine.items()}
+        self.averaged = self.averaged or gradients  # else the new ones are added to them in place
+        del gradients
         self.drop_gradients()
         self.buckets, self.owned = [], None
 
@@ -178,22 +177,26 @@ class ZeroStep(SymbolicStep):
         for _, elements in self.mine.values():
             wide = self.tape.new(elements, NORM_BYTES, "norm")
             del wide
-        gradient = self.tape.new(self.part_elements, self.itemsize, "flatten", "gradients")
+        gradient = self.tape.new(self.partition_elements, self.itemsize, "flatten", "gradients")
         if self.itemsize != self.master.itemsize:
-            gradient = self.tape.new(self.part_elements, self.master.itemsize, "to", "gradients")
+            gradient = self.tape.new(self.partition_elements, self.master.itemsize, "to", "gradients")
         self.averaged = {}
         self.update([self.master])
         del gradient
 
 
-def spans(sizes: list[tuple[int, int]], part_elements: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """For each (key, elements) laid end to end: the ranks in whose parts it lies, with the elements in each."""
+def spans(sizes: list[tuple[int, int]], partition_elements: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """For each (key, elements) laid end to end: the ranks in whose partitions it lies, with the elements in each.
+
+    >>> list(spans([("embedding", 6), ("norm", 2)], partition_elements=4))
+    [('embedding', [(0, 4), (1, 2)]), ('norm', [(1, 2)])]
+    """
     position = 0
     for key, elements in sizes:
-        end, found = position + elements, []
+        end, shares = position + elements, []
         while position < end:
-            rank = position // part_elements
-            share = min(end, (rank + 1) * part_elements) - position
-            found.append((rank, share))
+            rank = position // partition_elements
+            share = min(end, (rank + 1) * partition_elements) - position
+            shares.append((rank, share))
             position += share
-        yield key, found
+        yield key, shares

@@ -65,6 +65,10 @@ def autocast_copies(ops: Operators, head: Tensor, chunk_elements: int, several: 
 
 
 def chunk_tokens(tokens: int, vocab_size: int, hidden_size: int) -> int:
-    """Tokens whose logits are held at a time: about tokens x hidden_size / vocab_size, a power of two."""
+    """Tokens whose logits are held at a time: about tokens x hidden_size / vocab_size, a power of two.
+
+    >>> chunk_tokens(8192, vocab_size=128256, hidden_size=4096)
+    256
+    """
     chunks = -(-vocab_size // hidden_size)
     return min(tokens, 1 << (-(-tokens // chunks) - 1).bit_length())

@@ -9,11 +9,11 @@ from labs_utils.device import CPU, Device
 from labs_utils.memory_model import liger
 from labs_utils.memory_model.attention import ATTENTION
 from labs_utils.memory_model.operators import INDEX_BYTES, Operators
+from labs_utils.memory_model.rms_norm import rms_norm
+from labs_utils.memory_model.rotary import rotate
 from labs_utils.memory_model.tape import Checkpoint, Node, Tape, Tensor
-from labs_utils.precision import AUTOCAST_BYTES, FP32_BYTES, WEIGHT_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, optimizer_states, precision_of
 from labs_utils.run import ModelShape, Run
-
-BLOCKWISE_ELEMENTS, BLOCK_ELEMENTS = 4096, 256  # smaller tensors keep fp32 states; one scale a block
 
 
 class Layer:
@@ -33,13 +33,12 @@ class SymbolicStep:
 
     def __init__(self, run: Run, device: Device = CPU):
         self.run, self.device, self.tape = run, device, Tape(offloads=run.checkpointing == "offload")
-        self.ops = self.operators(
-            self.tape, run.micro_batch, run.seq_len, AUTOCAST_BYTES.get(run.precision, 0), device.workspace_bytes
-        )
+        self.precision = precision_of(run)
+        self.itemsize, autocast_bytes = self.precision.weight.bytes, self.precision.autocast.bytes
+        self.ops = self.operators(self.tape, run.micro_batch, run.seq_len, autocast_bytes, device.workspace_bytes)
         self.ops.keep_linears = run.checkpointing == "keep-matmul-attention"
         self.kernel = device.attention_kernel(run)
         self.attend = ATTENTION[self.kernel]
-        self.itemsize = WEIGHT_BYTES[run.precision]
         self._build()
 
     def _build(self) -> None:
@@ -61,6 +60,10 @@ class SymbolicStep:
         return self.tape.parameter(elements, self.itemsize)
 
     def __call__(self, prefix: str = "") -> None:
+        """One optimizer step of at most two micro-steps, since later ones are like the second.
+
+        `prefix` goes before the names of the phases.
+        """
         for remaining in reversed(range(min(self.run.grad_accum, 2))):
             self.tape.begin(prefix + "forward")
             root = self.forward().node
@@ -73,7 +76,7 @@ class SymbolicStep:
         self.optimizer_step()
 
     def begin_backward(self, is_last: bool) -> None:
-        """What an engine is told as the backward of a micro-step begins; here nothing."""
+        """What an engine does as the backward of a micro-step begins; here nothing."""
 
     def end_of_backward(self, is_last: bool) -> None:
         """What an engine does with the gradients of a micro-step; here nothing."""
@@ -115,7 +118,7 @@ class SymbolicStep:
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.run.layer_kernels == "torch":
-            return self.module("norm", lambda x: self.ops.rms_norm(x, weight), x, weight)
+            return self.module("norm", lambda x: rms_norm(self.ops, x, weight), x, weight)
         return liger.rms_norm(self.ops, x, weight, self.device)
 
     def _linear(self, name: str, x: Tensor, weight: Tensor, **keywords) -> Tensor:
@@ -155,12 +158,13 @@ class SymbolicStep:
         tape.grad_enabled, ops.kept = False, kept
         output = self._decoder_layer(layer, hidden.detach(), *context)
         tape.grad_enabled, ops.kept = True, None
-        return tape.differentiable(output, "checkpoint", run_again, (hidden,), (hidden,), kind=Checkpoint)
+        return tape.differentiable(output, "checkpoint", run_again, (hidden,), (hidden,), node_type=Checkpoint)
 
     def before_recomputing(self, layer: Layer) -> None:
         """What an engine does in a layer's backward until something saved is asked for; here nothing."""
 
     def _decoder_layer(self, layer: Layer, hidden: Tensor, mask: Tensor | None, tables: tuple) -> Tensor:
+        """Attention and MLP, each after a norm and added to its input."""
         residual = hidden
         hidden = self._rms_norm(hidden, layer.norm_1)
         hidden, weights = self.module("attention", lambda _: self._attention(layer, hidden, mask, tables))
@@ -190,7 +194,7 @@ class SymbolicStep:
         if self.run.layer_kernels == "liger":
             return q, k
         moved = [self.run.seq_len > 1 and heads > 1 for heads in (model.num_attention_heads, model.num_key_value_heads)]
-        return tuple(ops.rotate(ops.view(x, copied), *tables[:2]) for x, copied in zip((q, k), moved, strict=True))
+        return tuple(rotate(ops, ops.view(x, copied), *tables[:2]) for x, copied in zip((q, k), moved, strict=True))
 
     def _loss(self, hidden: Tensor) -> Tensor:
         """transformers' `ForCausalLMLoss`: fp32 logits, labels shifted by one, mean cross-entropy."""
@@ -209,9 +213,9 @@ class SymbolicStep:
     def update(self, parameters: list[Tensor]) -> None:
         """Make the states in the first step, and the temporary copies of the implementation."""
         name = self.run.optimizer
-        for parameter in parameters if name.startswith("adamw") else ():
+        for parameter in parameters:
             if id(parameter) not in self.states:
-                self.states[id(parameter)] = self._adam_states(parameter)
+                self.states[id(parameter)] = self.new_states(parameter)
         if name == "adamw-foreach":
             roots = [self.ops.like(parameter, "foreach_sqrt") for parameter in parameters]
             del roots
@@ -222,24 +226,15 @@ class SymbolicStep:
                 del root
             del denominator
 
-    def new_state(self, elements: int, operator: str) -> Tensor:
-        """A tensor that belongs to DeepSpeed's optimizer, in the type of its master weights."""
-        return self.tape.new(elements, master_bytes(self.run), operator, "optimizer_states")
+    def new_states(self, parameter: Tensor) -> list[Tensor]:
+        """What the optimizer keeps for one tensor that it updates."""
+        kept = optimizer_states(self.run.optimizer, parameter.elements, parameter.itemsize)
+        return [self.tape.new(each.elements, each.itemsize, each.name, "optimizer_states") for each in kept]
+
+    def new_master(self, elements: int) -> Tensor:
+        """Weights in the type in which DeepSpeed's optimizer updates them."""
+        return self.tape.new(elements, self.precision.updated.bytes, "master", "optimizer_states")
 
     def drop_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.node.gradient = None
-
-    def _adam_states(self, parameter: Tensor) -> list[Tensor]:
-        if self.run.optimizer == "adamw-8bit":
-            return self._adam_8bit_states(parameter.elements)
-        step = self.tape.new(1, FP32_BYTES, "step", "optimizer_states")
-        return [step] + [self.ops.like(parameter, name, "optimizer_states") for name in ("exp_avg", "exp_avg_sq")]
-
-    def _adam_8bit_states(self, elements: int) -> list[Tensor]:
-        """bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State.init_state`: a byte an element and fp32 scales."""
-        if elements < BLOCKWISE_ELEMENTS:
-            sizes = [(elements, FP32_BYTES)] * 2
-        else:
-            sizes = [(elements, 1), (elements, 1)] + [(-(-elements // BLOCK_ELEMENTS), FP32_BYTES)] * 2
-        return [self.tape.new(*size, "8bit state", "optimizer_states") for size in sizes]

@@ -14,9 +14,9 @@ from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Storage, Tensor
 from labs_utils.memory_model.zero3 import Zero3Step
 from labs_utils.memory_model.zero3_gathering import Coordinator, Gathered, PartitionedWeight
-from labs_utils.precision import FP32_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, optimizer_states
 from labs_utils.run import Run
-from labs_utils.zero_settings import accumulation_type, holds_sums_apart
+from labs_utils.zero_settings import accumulation_type, holds_sums_apart, pins_memory
 
 NORM_ELEMENTS = 250_000_000  # stage3.py, `_constant_buffered_norm2`
 
@@ -26,22 +26,16 @@ class OnHost(SymbolicStep):
 
     def new_on_host(self, elements: int, itemsize: int, operator: str, part: str, pinned: bool = True) -> Tensor:
         storage = Storage(self.tape, elements * itemsize, operator, part, on_host=True)
-        if not (pinned and self.pins):
+        if not (pinned and pins_memory(self.run)):
             self.tape.timeline.pageable.add(storage.identity)
         return Tensor(elements, itemsize, storage)
 
-    @property
-    def pins(self) -> bool:
-        return self.run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-
-    def _adam_states(self, parameter: Tensor) -> list[Tensor]:
-        """Those of DeepSpeed's CPU Adam; on a CPU PyTorch's, with a step counter too, but for `bf16`."""
-        names = ("exp_avg", "exp_avg_sq")
-        sizes = parameter.elements, parameter.itemsize
-        moments = [self.new_on_host(*sizes, name, "optimizer_states", pinned=False) for name in names]
+    def new_states(self, parameter: Tensor) -> list[Tensor]:
+        """Those of DeepSpeed's CPU Adam, which has no tensor that counts steps; on a CPU PyTorch's, but for `bf16`."""
+        kept = optimizer_states(self.run.optimizer, parameter.elements, parameter.itemsize)
         if self.device.is_gpu or self.run.precision == "bf16":
-            return moments
-        return [*moments, self.new_on_host(1, FP32_BYTES, "step", "optimizer_states")]
+            kept = [each for each in kept if each.name != "step"]
+        return [self.new_on_host(*each[1:], each.name, "optimizer_states", pinned=False) for each in kept]
 
 
 class OffloadStep(OnHost, ZeroStep):
@@ -60,17 +54,17 @@ class OffloadStep(OnHost, ZeroStep):
         super()._build()
         largest = max(parameter.elements for parameter in self.parameters)
         self.staging = [
-            self.new_on_host(self.part_elements, self.itemsize, "staging", "parameters"),
+            self.new_on_host(self.partition_elements, self.itemsize, "staging", "parameters"),
             self.new_on_host(largest, self.itemsize, "staging", "gradients"),
             self.tape.new(largest, self.itemsize, "staging", "buffers"),
         ]
-        self.gradient = self.new_on_host(self.part_elements, self.master.itemsize, "gradients", "gradients")
+        self.gradient = self.new_on_host(self.partition_elements, self.master.itemsize, "gradients", "gradients")
 
-    def new_state(self, elements: int, operator: str) -> Tensor:
+    def new_master(self, elements: int) -> Tensor:
         """`weights_partition`: a rank's part of the weights is cloned on the GPU, and only then goes to the host."""
         clone = self.tape.new(elements, self.itemsize, "clone", "optimizer_states")
         del clone
-        return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states")
+        return self.new_on_host(elements, self.precision.updated.bytes, "master", "optimizer_states")
 
     @property
     def accumulates_wide(self) -> bool:
@@ -97,7 +91,7 @@ class OffloadStep(OnHost, ZeroStep):
         for parameter in self.in_bucket:
             if id(parameter) in self.mine:
                 if self.accumulated is None:
-                    self.accumulated = self.tape.new(self.part_elements, FP32_BYTES, "gradients", "gradients")
+                    self.accumulated = self.tape.new(self.partition_elements, FP32_BYTES, "gradients", "gradients")
                 wide = self.tape.new(self.mine[id(parameter)][1], FP32_BYTES, "to")
                 del wide
 
@@ -168,8 +162,8 @@ class Offload3Step(OnHost, Zero3Step):
             self.new_on_host(master.elements, master.itemsize, "gradients", "gradients") for master in self.masters
         ]
 
-    def new_state(self, elements: int, operator: str) -> Tensor:
-        return self.new_on_host(elements, master_bytes(self.run), operator, "optimizer_states", pinned=False)
+    def new_master(self, elements: int) -> Tensor:
+        return self.new_on_host(elements, self.precision.updated.bytes, "master", "optimizer_states", pinned=False)
 
     def new_partitions(self, elements: int) -> Tensor:
         if self.run.offload != "all":
@@ -183,7 +177,7 @@ class Offload3Step(OnHost, Zero3Step):
         super().begin_backward(is_last)
         self.is_last = is_last
 
-    def keep_parts(self, weights: list[Tensor]) -> None:
+    def partition_gradients(self, weights: list[Tensor]) -> None:
         """`partition_grads`: each part is on the GPU once more, until all of the bucket's have gone to the host."""
         parts = []
         for weight in weights:

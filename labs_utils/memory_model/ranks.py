@@ -11,7 +11,7 @@ from labs_utils.memory_model.offload import Offload3Step, OffloadStep
 from labs_utils.memory_model.zero3 import Zero3Step
 from labs_utils.run import Run
 
-ALL_RANKS = 4
+FEW_RANKS = 4
 
 
 def distributed_step(run: Run, device: Device, rank: int = 0) -> SymbolicStep:
@@ -25,15 +25,15 @@ def distributed_step(run: Run, device: Device, rank: int = 0) -> SymbolicStep:
     return (ZeroStep if run.offload == "none" else OffloadStep)(run, device, rank)
 
 
-def telling_ranks(run: Run, device: Device) -> list[int]:
-    """Ranks one of which has the largest peak: all of a few; of many, the ends and those that own the most.
+def candidate_ranks(run: Run, device: Device) -> list[int]:
+    """Ranks of which one has the largest peak: all ranks of a few; of many, the first, the last and the largest owners.
 
     At stages 1 and 2 what differs is a rank's owned gradients, the fp64 norm of the largest, and when in backward they
     come. The last is left out: of tiny models' many ranks one that isn't asked may have 1.5 % more.
     """
     if run.engine == "ddp" or run.zero_stage in (0, 3):
         return [0]
-    if run.world_size <= ALL_RANKS:
+    if run.world_size <= FEW_RANKS:
         return list(range(run.world_size))
     step = ZeroStep(run, device)
     owned, with_norm = Counter(), Counter()

@@ -144,13 +144,13 @@ class Tape:
         del held
 
     def differentiable(
-        self, output: Tensor, operator: str, backward: Callable, inputs: tuple, saves: tuple, kind: type = Node
+        self, output: Tensor, operator: str, backward: Callable, inputs: tuple, saves: tuple, node_type: type = Node
     ) -> Tensor:
         """`output` with a node on the tape that holds what it saves, if any input needs a gradient."""
         parents = tuple([tensor.node for tensor in inputs])
         if self.grad_enabled and any(parents):
             saved = tuple([self.save(tensor) for tensor in saves])
-            output.node = kind(next(self._orders), backward, parents, saved, operator)
+            output.node = node_type(next(self._orders), backward, parents, saved, operator)
         return output
 
     def save(self, tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.operators import Operators
 from labs_utils.memory_model.tape import Tensor
 from labs_utils.memory_model.zero3_gathering import Coordinator, Module, PartitionedWeight
-from labs_utils.zero_settings import BUCKET_ELEMENTS, STAYING_ELEMENTS, SUB_GROUP_ELEMENTS, limits
+from labs_utils.zero_settings import limits
 
 
 class Stage3Operators(Operators):
@@ -41,7 +41,7 @@ class Zero3Step(SymbolicStep):
     def _build(self) -> None:
         super()._build()
         zero, ranks = self.run.zero, self.run.world_size
-        self.bucket_elements = int(zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+        self.bucket_elements = limits(zero).bucket
         self.shares = {id(weight): round_up(weight.elements, ranks) // ranks for weight in self.parameters}
         total = sum(self.shares.values())
         partitions = self.new_partitions(total)
@@ -49,7 +49,7 @@ class Zero3Step(SymbolicStep):
         for weight in self.parameters:
             weight.node.hook = partial(self.on_gradient, weight)
         sizes = [sum(self.shares[id(weight)] for weight in group) for group in self._sub_groups()]
-        self.masters = [self.new_state(size, "master") for size in sizes]
+        self.masters = [self.new_master(size) for size in sizes]
         self.bucket = self.tape.new(self.bucket_elements, self.itemsize, "bucket", "buffers")
         self.averaged = self.new_averaged(total)
         self.in_bucket: list[Tensor] = []
@@ -58,8 +58,7 @@ class Zero3Step(SymbolicStep):
 
     def new_weight(self, elements: int) -> PartitionedWeight:
         """`zero.Init` in zero/partition_parameters.py: partitioned as soon as it is made, and then no longer there."""
-        threshold = int(self.run.zero.get("stage3_param_persistence_threshold", STAYING_ELEMENTS))
-        return PartitionedWeight(super().new_weight(elements), elements <= threshold)
+        return PartitionedWeight(super().new_weight(elements), stays=elements <= limits(self.run.zero).staying)
 
     def new_partitions(self, elements: int) -> Tensor:
         """This rank's part of the weights, in one tensor."""
@@ -71,7 +70,7 @@ class Zero3Step(SymbolicStep):
 
     def _sub_groups(self) -> list[list[Tensor]]:
         """`_create_fp16_sub_groups`: the optimizer's step takes so many weights at a time."""
-        size, groups, elements = int(self.run.zero.get("sub_group_size", SUB_GROUP_ELEMENTS)), [[]], 0
+        size, groups, elements = limits(self.run.zero).sub_group, [[]], 0
         for weight in self.parameters:
             if elements >= size:
                 groups.append([])
@@ -132,11 +131,11 @@ class Zero3Step(SymbolicStep):
         padded = sum(round_up(weight.elements, ranks) for weight in self.in_bucket)
         if len(self.in_bucket) > 1 or padded != sum(weight.elements for weight in self.in_bucket):
             flat = self.tape.new(padded, self.itemsize, "reduce_scatter")
-        self.keep_parts(self.in_bucket)
+        self.partition_gradients(self.in_bucket)
         del flat
         self.in_bucket, self.elements_in_bucket = [], 0
 
-    def keep_parts(self, weights: list[Tensor]) -> None:
+    def partition_gradients(self, weights: list[Tensor]) -> None:
         """`partition_grads`: this rank's part of each gradient goes where it stays."""
         for weight in weights:
             weight.node.gradient = None

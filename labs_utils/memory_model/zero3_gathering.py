@@ -26,14 +26,15 @@ class PartitionedWeight(Tensor):
     __slots__ = ("status", "stays", "used_by")
 
     def __init__(self, weight: Tensor, stays: bool):
-        super().__init__(weight.elements, weight.itemsize, nothing(weight.storage.tape), weight.node)
+        super().__init__(weight.elements, weight.itemsize, no_storage(weight.storage.tape), weight.node)
         self.status, self.stays, self.used_by = PARTITIONED, stays, set()
 
     def detach(self) -> Tensor:
         return self
 
 
-def nothing(tape: Tape) -> Storage:
+def no_storage(tape: Tape) -> Storage:
+    """The storage of a weight that isn't gathered: 0 bytes."""
     return Storage(tape, 0, "empty", None)
 
 
@@ -190,7 +191,7 @@ class Coordinator:
 
     def release_weight(self, weight: PartitionedWeight) -> None:
         if weight.status == AVAILABLE and not weight.used_by:
-            weight.storage, weight.status = nothing(self.tape), PARTITIONED
+            weight.storage, weight.status = no_storage(self.tape), PARTITIONED
             self.live -= weight.elements
 
     def release_leftovers(self) -> None:

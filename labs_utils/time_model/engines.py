@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labs_utils.precision import WEIGHT_BYTES, master_bytes
+from labs_utils.precision import FP32, precision_of
 from labs_utils.run import Run
-from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, BUCKET_ELEMENTS, limits
+from labs_utils.zero_settings import ALLREDUCE_ELEMENTS, limits
 
 DDP_BUCKET_BYTES = 25 * 2**20  # torch/nn/parallel/distributed.py, `bucket_cap_mb`
 CHECKED = 4  # utils.py, `has_inf_or_nan`: the largest and the smallest of 16-bit gradients
@@ -35,14 +35,14 @@ class Collective:
 class EngineWork:
     """What an engine adds on one rank: bytes of its passes in a micro-step and once a step, and collectives.
 
-    `part` of the parameters is what the rank's optimizer updates. `waits` says that the host waits for the GPU before.
+    The rank's optimizer updates `owned_share` of the parameters. If `waits`, the host waits for the GPU before it.
     """
 
     micro_bytes: float = 0
     step_bytes: float = 0
     norm_bytes: float = 0  # of those norms that are in fp64
     collectives: tuple[Collective, ...] = ()
-    part: float = 1.0
+    owned_share: float = 1.0
     waits: bool = True
 
 
@@ -57,20 +57,20 @@ def engine_work(run: Run) -> EngineWork:
 
 def plain_work(run: Run) -> EngineWork:
     """Plain PyTorch; with a scaled loss, gradients are unscaled, and the host reads whether all are finite."""
-    is_scaled = run.precision == "fp16-mixed"
+    is_scaled = precision_of(run).scales_losses
     return EngineWork(step_bytes=UNSCALED * run.model.parameters * is_scaled, waits=is_scaled)
 
 
 def ddp_work(run: Run) -> EngineWork:
     """Gradients are copied into buckets, divided, and all-reduced during the last backward."""
-    nbytes = WEIGHT_BYTES[run.precision] * run.model.parameters
+    nbytes = precision_of(run).gradient.bytes * run.model.parameters
     reduced = Collective("all_reduce", nbytes, DDP_BUCKET_BYTES, beside=True)
     return EngineWork(step_bytes=4 * nbytes, collectives=(reduced,), waits=False)
 
 
 def all_reduce_work(run: Run) -> EngineWork:
     """Stage 0: gradients flat, averaged, all-reduced and copied back; then `fp16/unfused_optimizer.py`."""
-    itemsize, parameters = WEIGHT_BYTES[run.precision], run.model.parameters
+    itemsize, parameters = precision_of(run).gradient.bytes, run.model.parameters
     reduced = Collective("all_reduce", itemsize * parameters, itemsize * ALLREDUCE_ELEMENTS)
     of_master = CHECKED + NORM_FP32 + UNSCALED + 2 * cast_bytes(run) if itemsize == 2 else 0
     return EngineWork(step_bytes=(6 * itemsize + of_master) * parameters, collectives=(reduced,))
@@ -81,9 +81,9 @@ def partition_work(run: Run) -> EngineWork:
 
     Stage 2 reduces in each micro-step, and adds what it owns to what it has; stage 1 reduces in the last.
     """
-    nbytes, ranks = WEIGHT_BYTES[run.precision] * run.model.parameters, run.world_size
+    nbytes, ranks = precision_of(run).weight.bytes * run.model.parameters, run.world_size
     always, overlaps = run.zero_stage == 2, bool(run.zero.get("overlap_comm"))
-    bucket_bytes = piece_bytes(run, run.zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+    bucket_bytes = piece_bytes(run, limits(run.zero).bucket)
     to_bucket = (6 + (4 + 3 * (always and run.grad_accum > 1)) / ranks) * nbytes
     return EngineWork(
         micro_bytes=to_bucket * always,
@@ -93,17 +93,16 @@ def partition_work(run: Run) -> EngineWork:
             Collective("all_reduce", nbytes, bucket_bytes, always, overlaps),
             Collective("all_gather", nbytes, nbytes),
         ),
-        part=1 / ranks,
+        owned_share=1 / ranks,
     )
 
 
 def stage_3_work(run: Run) -> EngineWork:
     """Stage 3: weights gathered for forward and, unless they are kept, for backward; gradients reduce-scattered."""
-    itemsize, ranks, beside = WEIGHT_BYTES[run.precision], run.world_size, run.zero.get("overlap_comm", True)
-    nbytes, zero = itemsize * run.model.parameters, run.zero
-    prefetch_bytes = piece_bytes(run, limits(zero).prefetch)
-    is_kept = run.model.parameters <= limits(zero).reuse_distance
-    bucket_bytes = piece_bytes(run, zero.get("reduce_bucket_size", BUCKET_ELEMENTS))
+    itemsize, ranks, beside = precision_of(run).weight.bytes, run.world_size, run.zero.get("overlap_comm", True)
+    nbytes, limit = itemsize * run.model.parameters, limits(run.zero)
+    prefetch_bytes, bucket_bytes = piece_bytes(run, limit.prefetch), piece_bytes(run, limit.bucket)
+    is_kept = run.model.parameters <= limit.reuse_distance
     return EngineWork(
         micro_bytes=(4 + 3 / ranks) * nbytes,
         step_bytes=step_bytes(run) / ranks,
@@ -112,14 +111,14 @@ def stage_3_work(run: Run) -> EngineWork:
             Collective("all_gather", (1 if is_kept else 2) * nbytes, prefetch_bytes, True, beside),
             Collective("reduce_scatter", nbytes, bucket_bytes, True, beside),
         ),
-        part=1 / ranks,
+        owned_share=1 / ranks,
     )
 
 
 def piece_bytes(run: Run, elements: float) -> float:
     """So many elements at a time, though a weight, here of average size, is never cut to fit."""
     weights = 9 * run.model.num_hidden_layers + 2
-    return WEIGHT_BYTES[run.precision] * max(elements, run.model.parameters / weights)
+    return precision_of(run).weight.bytes * max(elements, run.model.parameters / weights)
 
 
 def step_bytes(run: Run) -> int:
@@ -127,16 +126,21 @@ def step_bytes(run: Run) -> int:
 
     In `bf16` gradients are of that type.
     """
-    copies = 1 if run.precision == "bf16" else 2
-    return (copies * cast_bytes(run) + UNSCALED * run.precision.startswith("fp16")) * run.model.parameters
+    numbers = precision_of(run)
+    copies = 1 if numbers.gradient == numbers.updated else 2
+    return (copies * cast_bytes(run) + UNSCALED * numbers.scales_losses) * run.model.parameters
 
 
 def cast_bytes(run: Run) -> int:
-    """A copy from 16-bit weights to the type of the master weights, or back; none in fp32."""
-    narrow = WEIGHT_BYTES[run.precision]
-    return narrow + master_bytes(run) if narrow == 2 else 0
+    """A copy from 16-bit weights to the type of the master weights, or back; none in fp32.
+
+    >>> cast_bytes(Run(precision="bf16-master"))
+    6
+    """
+    numbers = precision_of(run)
+    return 0 if numbers.weight == FP32 else numbers.weight.bytes + numbers.updated.bytes
 
 
 def norm_bytes(run: Run) -> float:
     """The norm of the owned gradients, in fp64: zero/utils.py, `get_norm_dtype`."""
-    return (WEIGHT_BYTES[run.precision] + 16) * run.model.parameters / run.world_size
+    return (precision_of(run).gradient.bytes + 16) * run.model.parameters / run.world_size

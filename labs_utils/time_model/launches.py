@@ -14,7 +14,14 @@ from labs_utils.memory_model.tape import Work
 from labs_utils.run import Run
 from labs_utils.time_model.operators import PHASES, plain_step
 from labs_utils.time_model.rates import DeviceRates
-from labs_utils.time_model.subjects import host_runs
+from labs_utils.time_model.subjects import (
+    FORWARD_ALONE,
+    FULL_CHECKPOINTING,
+    SELECTIVE_CHECKPOINTING,
+    TWO_MICRO_STEPS,
+    engine_name,
+    host_runs,
+)
 
 
 def host_per_operator(run: Run, work: list[Work], rates: DeviceRates) -> dict[str, float]:
@@ -35,9 +42,9 @@ def operator_counts(work: list[Work]) -> Counter:
 
 def plain_host_seconds(run: Run, rates: DeviceRates) -> dict[str, float]:
     """Seconds an operator, from the small steps of plain PyTorch and their operators."""
-    forward, small = rates.host_seconds("step of torch, forward alone"), small_steps("torch", rates)
-    again = ", selective checkpointing" if run.checkpointing.startswith("keep-") else ", full checkpointing"
-    recompute = rates.host_seconds(f"step of torch{again}") - rates.host_seconds("step of torch")
+    forward, small = rates.host_seconds("torch", FORWARD_ALONE), small_steps("torch", rates)
+    again = SELECTIVE_CHECKPOINTING if run.checkpointing.startswith("keep-") else FULL_CHECKPOINTING
+    recompute = rates.host_seconds("torch", again) - rates.host_seconds("torch")
     return {
         "forward": forward / small_counts("", rates.device)["forward"],
         "backward": max(0.0, small["again"] - forward) / small_counts("", rates.device)["backward"],
@@ -56,8 +63,7 @@ def engine_host_seconds(run: Run, rates: DeviceRates) -> dict[str, float]:
 
     The engine's whole step is measured best, so that what its second micro-step doesn't explain belongs to the step.
     """
-    name = {"torch": "torch", "ddp": "ddp"}.get(run.engine, f"deepspeed stage {run.zero_stage}")
-    plain, engine = small_steps("torch", rates), small_steps(name, rates)
+    plain, engine = small_steps("torch", rates), small_steps(engine_name(run.engine, run.zero_stage), rates)
     more = max(0.0, engine["once"] - plain["once"])
     micro = min(more, max(0.0, engine["again"] - plain["again"]))
     seconds = {
@@ -70,8 +76,8 @@ def engine_host_seconds(run: Run, rates: DeviceRates) -> dict[str, float]:
 
 def small_steps(name: str, rates: DeviceRates) -> dict[str, float]:
     """A small step's seconds, those of another micro-step in it, and those of its layers' recomputation."""
-    once, twice = (rates.host_seconds(f"step of {name}{what}") for what in ("", ", two micro-steps"))
+    once, twice = (rates.host_seconds(name, variant) for variant in ("", TWO_MICRO_STEPS))
     recompute = 0.0
-    if name in ("torch", "deepspeed stage 3"):  # elsewhere nothing hangs on a layer's forward
-        recompute = rates.host_seconds(f"step of {name}, full checkpointing") - once
+    if name in ("torch", engine_name("deepspeed", 3)):  # elsewhere nothing hangs on a layer's forward
+        recompute = rates.host_seconds(name, FULL_CHECKPOINTING) - once
     return {"once": once, "again": twice - once, "recompute": recompute}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from labs_utils.device import Device
-from labs_utils.precision import FP32_BYTES, WEIGHT_BYTES, master_bytes
+from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.recordings import Benchmark, benchmarks
 from labs_utils.run import Run
-from labs_utils.time_model.subjects import OF_ALL_RANKS
+from labs_utils.time_model.subjects import CPU_ADAM, OF_ALL_RANKS, ROUNDING, SCALING, TO_DEVICE, TO_HOST, transfer
 from labs_utils.zero_settings import accumulates_on_host, limits
 
 ROUNDED_BYTES = 6  # of a parameter, from fp32 to bf16
@@ -55,15 +55,14 @@ def recorded_host_rates(
     """
     known = recorded_threads(device, ranks)
     threads = threads or (known[-1] if known else 0)
-    found = {
+    rates = {
         line.subject.removeprefix(OF_ALL_RANKS): line.value["median"]
         for line in host_lines(device, ranks)
         if line.shape.get("threads", threads) == threads
     }
-    kind = "pinned" if pinned else "pageable"
-    names = (f"device to host, {kind}", f"host to device, {kind}", "host to device, pageable")
-    names += ("CPU Adam of DeepSpeed", "fp32 to bf16", "fp32 times a number")
-    return HostRates(*(found[name] for name in names)) if found.keys() >= set(names) else None
+    names = (transfer(TO_HOST, pinned), transfer(TO_DEVICE, pinned), transfer(TO_DEVICE, pinned=False))
+    names += (CPU_ADAM, ROUNDING, SCALING)
+    return HostRates(*(rates[name] for name in names)) if rates.keys() >= set(names) else None
 
 
 def moved_bytes(run: Run) -> dict[str, float]:
@@ -74,7 +73,7 @@ def moved_bytes(run: Run) -> dict[str, float]:
     accumulates in fp32. Stage 3 does both in every micro-step; offloaded weights come up for each forward, and again
     for each backward unless they are kept.
     """
-    part, narrow = run.model.parameters / run.world_size, WEIGHT_BYTES[run.precision]
+    owned, numbers = run.model.parameters / run.world_size, precision_of(run)
     down = up = 0
     if accumulates_on_host(run):
         down, up = run.grad_accum, run.grad_accum - 1
@@ -83,7 +82,10 @@ def moved_bytes(run: Run) -> dict[str, float]:
     if run.offload == "all":
         is_kept = run.model.parameters <= limits(run.zero).reuse_distance
         up += (1 if is_kept else 2) * run.grad_accum - 1  # new weights stay where they are
-    return {"device_to_host": (master_bytes(run) + narrow * down) * part, "host_to_device": narrow * (1 + up) * part}
+    return {
+        "device_to_host": (numbers.updated.bytes + numbers.gradient.bytes * down) * owned,
+        "host_to_device": numbers.weight.bytes * (1 + up) * owned,
+    }
 
 
 def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
@@ -96,13 +98,13 @@ def offload_seconds(run: Run, rates: HostRates) -> dict[str, float] | None:
     is_partial = settings.get("ratio", 1) != 1 or settings.get("super_offload")
     if run.offload == "none" or run.optimizer != "adamw" or is_partial:
         return None
-    part, moved = run.model.parameters / run.world_size, moved_bytes(run)
-    narrow, wide = WEIGHT_BYTES[run.precision], master_bytes(run)
-    last = 0.0 if run.offload == "all" else narrow * part
+    owned, moved = run.model.parameters / run.world_size, moved_bytes(run)
+    narrow, wide = precision_of(run).weight.bytes, precision_of(run).updated.bytes
+    last = 0.0 if run.offload == "all" else narrow * owned
     return {
         "gradient_transfer": moved["device_to_host"] / rates.down + (moved["host_to_device"] - last) / rates.up,
-        "clipping": part * wide / FP32_BYTES / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
-        "cpu_adam": part * wide / FP32_BYTES / rates.adam,
-        "rounding": part * (narrow + wide) / ROUNDED_BYTES / rates.rounding if narrow < FP32_BYTES else 0.0,
+        "clipping": owned * wide / FP32_BYTES / rates.scaling if run.zero.get("gradient_clipping") else 0.0,
+        "cpu_adam": owned * wide / FP32_BYTES / rates.adam,
+        "rounding": owned * (narrow + wide) / ROUNDED_BYTES / rates.rounding if narrow < FP32_BYTES else 0.0,
         "parameter_transfer": last / (rates.up if run.zero_stage < 3 else rates.pageable_up),
     }

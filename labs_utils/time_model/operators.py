@@ -7,7 +7,9 @@ from functools import lru_cache
 from labs_utils.device import Device
 from labs_utils.memory_model.llama_step import SymbolicStep
 from labs_utils.memory_model.tape import Work
+from labs_utils.precision import FP32_BYTES, precision_of
 from labs_utils.run import Run
+from labs_utils.time_model import subjects
 from labs_utils.time_model.rates import DeviceRates
 
 PRODUCTS = ("mm", "bmm", "liger_loss")
@@ -18,10 +20,6 @@ PASSES = {
     "cublas": 0, "mask": 1, "pad": 0, "ones_like": 0,
 }  # fmt: skip
 REDUCING = ("mean", "sum")  # they read what the operator before them wrote
-SUBJECT = {
-    "add": "add bf16", "to": "to fp32 from bf16", "mean": "mean of rows fp32", "sum": "sum of columns bf16",
-    "clone": "clone into order bf16", "log_softmax": "log_softmax fp32", "softmax": "log_softmax fp32",
-}  # fmt: skip
 
 
 def plain_step(run: Run, device: Device) -> tuple[list[Work], int]:
@@ -42,7 +40,7 @@ def run_once(run: str, device: Device) -> tuple[list[Work], int]:
 def device_seconds(work: Work, previous_nbytes: int, run: Run, rates: DeviceRates) -> float:
     """What one operator takes the GPU."""
     if work.flops and work.operator in PRODUCTS:
-        seconds = rates.product_seconds(work.flops, number_kind(run, work.itemsize))
+        seconds = rates.product_seconds(work.flops, number_name(run, work.itemsize))
         return max(seconds, rates.pass_seconds(work.nbytes))
     if work.flops:
         kernel, _, part = work.operator.partition("_")
@@ -50,17 +48,37 @@ def device_seconds(work: Work, previous_nbytes: int, run: Run, rates: DeviceRate
         return rates.attention_seconds(work.flops, kernel, part or "forward", *sizes)
     read = previous_nbytes if work.operator in REDUCING else 0
     nbytes = read + work.nbytes * passes(work)
-    return rates.pass_seconds(nbytes, SUBJECT.get(work.operator, "mul fp32"))
+    return rates.pass_seconds(nbytes, timed_as(work.operator))
+
+
+def timed_as(operator: str) -> str:
+    """The operator in `subjects.PASSES` that is as fast.
+
+    >>> timed_as("add"), timed_as("silu")
+    ('add', 'mul')
+    """
+    operator = {"softmax": "log_softmax"}.get(operator, operator)
+    return operator if operator in subjects.PASSES else "mul"
 
 
 def passes(work: Work) -> float:
-    """Bytes read and written for each byte written; casts read the other type."""
+    """Bytes read and written for each byte written; casts read the other type.
+
+    >>> passes(Work("forward", "silu", nbytes=8, itemsize=2, flops=0))
+    2
+    """
     if work.operator == "to":
         return 1.5 if work.itemsize == 4 else 3
     return PASSES.get(work.operator, 2)
 
 
-def number_kind(run: Run, itemsize: int) -> str:
-    if itemsize == 4:
+def number_name(run: Run, itemsize: int) -> str:
+    """The type of numbers of so many bytes in a run: "fp32", or the run's 16-bit type.
+
+    >>> number_name(Run(precision="fp16-mixed"), 2)
+    'fp16'
+    """
+    if itemsize == FP32_BYTES:
         return "fp32"
-    return "fp16" if run.precision.startswith("fp16") else "bf16"
+    numbers = precision_of(run)
+    return (numbers.autocast if numbers.autocast.bytes else numbers.weight).name

@@ -13,10 +13,10 @@ from functools import cache
 
 from labs_utils.device import Device, find_device
 from labs_utils.recordings import Benchmark, benchmarks
+from labs_utils.time_model import subjects
 
 REFERENCE = "H200"
 PEAK = {"fp32": "fp32_flop_per_s", "bf16": "bf16_flop_per_s", "fp16": "fp16_flop_per_s"}
-HOST_STEP = "host: step of torch"  # recorded by `labs doctor --full` only
 Points = list[tuple[float, float]]
 
 
@@ -27,13 +27,17 @@ def rates_of(device: Device) -> DeviceRates | None:
         return None
     for source in (device, find_device(REFERENCE)):
         lines = benchmarks(source)
-        if any(line.subject == HOST_STEP for line in lines):
+        if any(line.subject == subjects.host_step("torch") for line in lines):  # `labs doctor --full` was run there
             return DeviceRates(device, lines, source)
     return None
 
 
 def between(points: Points, size: float) -> float:
-    """The value at a size: on a straight line between the logarithms of the two nearest, and level beyond the ends."""
+    """The value at a size: on a straight line between the logarithms of the two nearest, and level beyond the ends.
+
+    >>> round(between([(1, 10.0), (100, 1000.0)], 10)), between([(1, 10.0), (100, 1000.0)], 1000)
+    (100, 1000.0)
+    """
     after = bisect_left(points, (size,))
     if after in (0, len(points)):
         return points[min(after, len(points) - 1)][1]
@@ -43,7 +47,7 @@ def between(points: Points, size: float) -> float:
 
 
 class MissingRate(LookupError):
-    """Something that was measured on no device that is asked: it has no line in the benchmarks."""
+    """A rate that has no line in the benchmarks of the device that stands in for this one."""
 
 
 class DeviceRates:
@@ -72,36 +76,39 @@ class DeviceRates:
         """This device's peak rate as a share of the one that was measured, which has all of them."""
         return (getattr(self.device, peak) or 0) / getattr(self.source, peak)
 
-    def product_seconds(self, flops: float, kind: str) -> float:
+    def product_seconds(self, flops: float, number: str) -> float:
         """A matrix product of "fp32", "bf16" or "fp16"; a device that has no such units computes it in fp32."""
-        if not self.share(PEAK[kind]):
+        if not self.share(PEAK[number]):
             return self.product_seconds(flops, "fp32")
-        rates = self.curve(f"matmul {kind}, back to back", lambda shape: 2 * shape["m"] * shape["n"] * shape["k"])
-        return flops / (between(rates, flops) * self.share(PEAK[kind]))
+        rates = self.curve(subjects.product(number), lambda shape: 2 * shape["m"] * shape["n"] * shape["k"])
+        return flops / (between(rates, flops) * self.share(PEAK[number]))
 
     def attention_seconds(self, flops: float, kernel: str, part: str, seq_len: int, head_dim: int) -> float:
         """A fused attention kernel's "forward" or "backward"."""
-        subject = f"{kernel} attention {part}"
+        subject = subjects.attention(kernel, part)
         dims = {line.shape["head_dim"] for line in self._lines if line.subject == subject}
         nearest = min(dims, key=lambda dim: (abs(dim - head_dim), dim), default=0)
         rates = self.curve(subject, lambda shape: shape["seq_len"], head_dim=nearest)
         half = max(self.share(PEAK["bf16"]), self.share(PEAK["fp16"]))
         return flops / (between(rates, seq_len) * half)
 
-    def pass_seconds(self, nbytes: float, subject: str = "mul fp32") -> float:
-        """An operator bound by memory that reads and writes so many bytes."""
-        rates = self.curve(f"pass: {subject}", lambda shape: shape["bytes"])
+    def pass_seconds(self, nbytes: float, operator: str = "mul") -> float:
+        """An operator of `subjects.PASSES` that reads and writes so many bytes."""
+        rates = self.curve(subjects.memory_pass(operator), lambda shape: shape["bytes"])
         return nbytes / (between(rates, nbytes) * self.share("hbm_bytes_per_s")) if nbytes else 0.0
 
     def optimizer_seconds(self, name: str, itemsize: int, parameters: float) -> float:
         """An optimizer's step over so many parameters of 2 or 4 bytes; in fp32 they take twice the bytes."""
-        wide = self.value("optimizer adamw bf16") / self.value("optimizer adamw fp32") if itemsize == 4 else 1.0
-        return parameters * wide / (self.value(f"optimizer {name} bf16") * self.share("hbm_bytes_per_s"))
+        longer = 1.0
+        if itemsize == 4:
+            longer = self.value(subjects.optimizer("adamw", "bf16")) / self.value(subjects.optimizer("adamw", "fp32"))
+        rate = self.value(subjects.optimizer(name, "bf16")) * self.share("hbm_bytes_per_s")
+        return parameters * longer / rate
 
     def collective_seconds(self, name: str, nbytes: float, ranks: int, piece_bytes: float) -> float:
-        """A collective over so many bytes in all, in pieces; between other numbers of ranks than measured, as a ring.
+        """A collective over so many bytes in all, in pieces; between other numbers of ranks than recorded, as a ring.
 
-        A ring moves (N-1)/N of the whole through each rank. All ranks are taken to share the measured kind of link.
+        A ring moves (N-1)/N of the whole through each rank. All ranks are taken to have the link that was recorded.
         """
         if ranks == 1 or not nbytes:
             return 0.0
@@ -110,8 +117,8 @@ class DeviceRates:
         latency, seconds = min(time for _, time in times), between(times, piece)
         if piece > times[-1][0]:
             seconds = times[-1][1] * piece / times[-1][0]
-        measured = next(line.shape["ranks"] for line in self._lines if line.subject == name)
-        ring = (1 - 1 / ranks) / (1 - 1 / measured)
+        recorded_ranks = next(line.shape["ranks"] for line in self._lines if line.subject == name)
+        ring = (1 - 1 / ranks) / (1 - 1 / recorded_ranks)
         return nbytes / piece * (latency + (seconds - latency) * ring / self._link_share())
 
     def _link_share(self) -> float:
@@ -120,9 +127,9 @@ class DeviceRates:
         return here / self.source.link_bytes_per_s
 
     def host_copy_seconds(self, nbytes: float, direction: str) -> float:
-        """Bytes "host to device" or "device to host", through pinned memory."""
-        return nbytes / (self.value(f"copy {direction}, pinned") * self.share("host_bytes_per_s"))
+        """Bytes `subjects.TO_HOST` or `TO_DEVICE`, through pinned memory."""
+        return nbytes / (self.value(subjects.copy(direction)) * self.share("host_bytes_per_s"))
 
-    def host_seconds(self, step: str) -> float:
-        """The host's seconds in one of the small steps of `subjects.host_runs`, such as "step of torch"."""
-        return self.value(f"host: {step}")
+    def host_seconds(self, engine: str, variant: str = "") -> float:
+        """The host's seconds in one of the small steps of `subjects.host_runs`."""
+        return self.value(subjects.host_step(engine, variant))

@@ -1,8 +1,8 @@
 """`step_seconds`: how long a step takes on a GPU, from what its operators read, write and multiply.
 
-The symbolic step names every operator with its sizes; measured rates say what each takes the GPU. The host, which
-launches operators one by one, is played against the GPU, which runs them one by one and waits where there is none. So
-the terms sum up: the GPU computes, moves bytes, updates weights, communicates, or waits ("host").
+The symbolic step names every operator with its sizes; recorded rates say how long each takes the GPU. `Clock` simulates
+both sides: the host launches operators one by one, and the GPU runs what was launched, or waits for the host. So the
+terms sum up: the GPU computes, moves bytes, updates weights, communicates, copies, or waits ("host").
 
 Constants are benchmarks (`rates`); none is fitted to training runs that estimates are compared with.
 """
@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 from labs_utils.device import Device
 from labs_utils.memory_model.tape import Work
-from labs_utils.precision import WEIGHT_BYTES
+from labs_utils.precision import precision_of
 from labs_utils.run import Run
 from labs_utils.time_model.engines import Collective, EngineWork, engine_work
 from labs_utils.time_model.launches import engine_host_seconds, host_per_operator
 from labs_utils.time_model.offload import offload_seconds, recorded_host_rates
 from labs_utils.time_model.operators import device_seconds, plain_step
 from labs_utils.time_model.rates import DeviceRates, MissingRate, rates_of
-from labs_utils.zero_settings import OFFLOADS
+from labs_utils.time_model.subjects import TO_DEVICE, TO_HOST
+from labs_utils.zero_settings import OFFLOADS, pins_memory
 
 TERMS = ("compute", "memory", "optimizer", "communication", "copies", "host")
 
@@ -45,26 +46,25 @@ def step_seconds(run: Run, device: Device, threads: int | None = None) -> dict[s
     if rates is None:
         return None
     try:
-        return played(run, rates) if run.offload == "none" else played_with_offload(run, rates, threads)
+        return simulate(run, rates) if run.offload == "none" else simulate_with_offload(run, rates, threads)
     except MissingRate:
         return None
 
 
-def played_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
-    """The step without offload, but for the GPU's update; then what the host does while the GPU waits."""
-    pinned = run.zero.get("offload_optimizer", {}).get("pin_memory", True)
-    host = recorded_host_rates(rates.device, threads, pinned, run.world_size)
+def simulate_with_offload(run: Run, rates: DeviceRates, threads: int | None) -> dict[str, float] | None:
+    """The step without offload, but for the GPU's update; then the host's Adam and the copies, while the GPU waits."""
+    host = recorded_host_rates(rates.device, threads, pins_memory(run), run.world_size)
     added = offload_seconds(run, host) if host else None
     if added is None:
         return None
     zero = {key: value for key, value in run.zero.items() if key not in OFFLOADS}
-    terms = played(run.model_copy(update={"offload": "none", "zero": zero}), rates)
+    terms = simulate(run.model_copy(update={"offload": "none", "zero": zero}), rates)
     copies = added["gradient_transfer"] + added["parameter_transfer"]
     on_host = added["clipping"] + added["cpu_adam"] + added["rounding"]
     return terms | {"optimizer": on_host, "copies": terms["copies"] + copies}
 
 
-def played(run: Run, rates: DeviceRates) -> dict[str, float]:
+def simulate(run: Run, rates: DeviceRates) -> dict[str, float]:
     """A step from its first operator to its last."""
     engine, (work, host_bytes) = engine_work(run), plain_step(run, rates.device)
     clock, micro = Clock(), list(micro_step(run, work, engine, rates))
@@ -130,8 +130,9 @@ def micro_step(run: Run, work: list[Work], engine: EngineWork, rates: DeviceRate
         yield Task(term, host[each.phase], seconds(each, previous_nbytes))
         previous_nbytes = each.nbytes
     yield Task("memory", 0.0, rates.pass_seconds(engine.micro_bytes))
-    added = 3 * WEIGHT_BYTES[run.precision] * run.model.parameters * (1 - 1 / run.grad_accum)  # but not in the first
-    yield Task("memory", 0.0, rates.pass_seconds(added, "add bf16"))
+    gradient_bytes = precision_of(run).gradient.bytes * run.model.parameters
+    added = 3 * gradient_bytes * (1 - 1 / run.grad_accum)  # but not in the first
+    yield Task("memory", 0.0, rates.pass_seconds(added, "add"))
     yield from collectives(run, engine, rates, each_micro_step=True)
 
 
@@ -150,17 +151,17 @@ def optimizer_step(run: Run, engine: EngineWork, rates: DeviceRates) -> Iterator
     """The engine's passes over gradients and weights, its collectives, and the optimizer itself."""
     host = engine_host_seconds(run, rates)["step"] * run.model.num_hidden_layers
     yield Task("optimizer", host / 2, rates.pass_seconds(engine.step_bytes))
-    yield Task("optimizer", host / 2, rates.pass_seconds(engine.norm_bytes, "norm fp64 of bf16"))
+    yield Task("optimizer", host / 2, rates.pass_seconds(engine.norm_bytes, "norm"))
     yield Task("optimizer", 0.0, update_seconds(run, engine, rates))
     yield from collectives(run, engine, rates, each_micro_step=False)
 
 
 def update_seconds(run: Run, engine: EngineWork, rates: DeviceRates) -> float:
-    """The optimizer on the GPU, on this rank's part of the parameters."""
+    """The optimizer on the GPU, on the parameters that this rank owns."""
     if run.optimizer == "none":
         return 0.0
-    wide = run.precision.endswith("-master") or WEIGHT_BYTES[run.precision] == 4
-    return rates.optimizer_seconds(run.optimizer, 4 if wide else 2, engine.part * run.model.parameters)
+    parameters = engine.owned_share * run.model.parameters
+    return rates.optimizer_seconds(run.optimizer, precision_of(run).updated.bytes, parameters)
 
 
 def exposed_seconds(run: Run, engine: EngineWork, elapsed: float, rates: DeviceRates) -> float:
@@ -174,4 +175,4 @@ def exposed_seconds(run: Run, engine: EngineWork, elapsed: float, rates: DeviceR
 
 def copies_seconds(nbytes: int, rates: DeviceRates) -> float:
     """Checkpointing `offload`: every saved tensor to the host and back, while the GPU waits."""
-    return sum(rates.host_copy_seconds(nbytes, way) for way in ("device to host", "host to device"))
+    return sum(rates.host_copy_seconds(nbytes, way) for way in (TO_HOST, TO_DEVICE))

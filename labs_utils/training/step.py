@@ -10,14 +10,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from labs_utils.precision import BF16, FP16, FP32, PRECISIONS
 from labs_utils.profiling.tracker import host_memory
 from labs_utils.run import Run
 
-WEIGHT_DTYPE = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": torch.float32,
-    "bf16-master": torch.bfloat16, "fp16-master": torch.float16,
-}  # fmt: skip
-AUTOCAST_DTYPE = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+DTYPES = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
+WEIGHT_DTYPE = {name: DTYPES[each.weight] for name, each in PRECISIONS.items()}
+AUTOCAST_DTYPE = {name: DTYPES[each.autocast] for name, each in PRECISIONS.items() if each.autocast in DTYPES}
 SDPA_BACKENDS = {
     "sdpa": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "sdpa-efficient": [SDPBackend.EFFICIENT_ATTENTION],

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from labs_utils.profiling.timing import time_calls
+from labs_utils.time_model.subjects import CPU_ADAM, ROUNDING, SCALING, TO_DEVICE, TO_HOST, transfer
 from labs_utils.training.cpu_adam import compiled_cpu_adam, why_no_cpu_adam
 from labs_utils.training.distributed import start_links
 from labs_utils.workers.rank import Progress, rank_device, serve
@@ -30,7 +31,7 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     if device.type == "cuda":  # without a GPU it isn't used
         progress("compiling DeepSpeed's CPU Adam, about a minute if it isn't there yet")
         if not why_no_cpu_adam():
-            adams["CPU Adam of DeepSpeed"] = compiled_cpu_adam
+            adams[CPU_ADAM] = compiled_cpu_adam
     start_links(device)
     found = list(copies(device, progress))
     for threads in argument["threads"]:
@@ -60,10 +61,10 @@ def copies(device: torch.device, progress: Progress) -> Iterator[dict]:
             back.copy_(other, non_blocking=True)
 
     for subject, call in {
-        "device to host, pinned": lambda: pinned.copy_(here, non_blocking=True),
-        "host to device, pinned": lambda: here.copy_(pinned, non_blocking=True),
-        "device to host, pageable": lambda: pageable.copy_(here),
-        "host to device, pageable": lambda: here.copy_(pageable),
+        transfer(TO_HOST): lambda: pinned.copy_(here, non_blocking=True),
+        transfer(TO_DEVICE): lambda: here.copy_(pinned, non_blocking=True),
+        transfer(TO_HOST, pinned=False): lambda: pageable.copy_(here),
+        transfer(TO_DEVICE, pinned=False): lambda: here.copy_(pageable),
         "both ways at once, pinned": both,
     }.items():
         progress(subject)
@@ -76,8 +77,8 @@ def host_work(adams: dict[str, Callable], count: int, threads: int, progress: Pr
     narrow = torch.zeros(count, dtype=torch.bfloat16)
     master.grad = gradient
     calls = {name: make([master]).step for name, make in adams.items()}
-    calls["fp32 to bf16"] = lambda: narrow.copy_(master)
-    calls["fp32 times a number"] = lambda: gradient.mul_(1.0)
+    calls[ROUNDING] = lambda: narrow.copy_(master)
+    calls[SCALING] = lambda: gradient.mul_(1.0)
     calls["fp32 copied"] = lambda: master.copy_(gradient)
     for subject, call in calls.items():
         progress(f"{subject}, {threads} threads")

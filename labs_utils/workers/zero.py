@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from labs_utils.answer import PHASES
-from labs_utils.coverage import why_not_distributed
+from labs_utils.coverage import why_not_built
 from labs_utils.profiling.collectives import CommunicationCounter
 from labs_utils.profiling.deepspeed_tensors import (
     PART,
@@ -77,7 +77,7 @@ def this_run(run: dict) -> Run:
     run = Run.parse({"world_size": ranks, **run})
     if run.engine == "torch":
         raise RunError("engine 'torch' is for one process; take 'ddp' or 'deepspeed'")
-    if reason := why_not_distributed(run):
+    if reason := why_not_built(run):
         raise RunError(reason)
     if run.world_size != ranks:
         raise RunError(f"world_size is {run.world_size}, and {ranks} ranks were started")

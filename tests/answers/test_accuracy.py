@@ -3,7 +3,7 @@
 import pytest
 
 from labs_utils.answers.accuracy import STEP_TIME, Errors, accelerate_says, deepspeed_says, error, errors_by_group
-from labs_utils.coverage import why_unsupported
+from labs_utils.coverage import why_not_estimated
 from labs_utils.device import H200
 from labs_utils.recordings import recorded
 from labs_utils.run import LLAMA_8B, Run
@@ -18,7 +18,7 @@ def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leav
     everything = found["all"]
     assert everything["estimate"].median_percent <= 0.2 and everything["estimate"].largest_percent <= 1  # the targets
     assert everything["accelerate"].median_percent > 10 and everything["DeepSpeed"].median_percent > 10
-    covered = [why_unsupported(answer.run, H200) is None for answer in recorded() if answer.outcome == "ok"]
+    covered = [why_not_estimated(answer.run, H200) is None for answer in recorded() if answer.outcome == "ok"]
     assert everything["estimate"].count == sum(covered) > 0.95 * len(covered)
 
 

@@ -9,7 +9,7 @@ from labs_utils.answer import PARTS
 from labs_utils.answers.dry_run import dry_run
 from labs_utils.answers.estimate import estimate, step_timeline
 from labs_utils.device import CPU, H200, find_device
-from labs_utils.memory_model.ranks import distributed_step, telling_ranks
+from labs_utils.memory_model.ranks import candidate_ranks, distributed_step
 from labs_utils.run import LLAMA_8B, ModelShape, Run
 
 # What the course promises. The two differ by scalars (0-dim tensors of the loss and of masks), a few bytes in all.
@@ -256,5 +256,5 @@ def test_of_many_ranks_those_that_tell_are_asked(stage, vocab_size):
     ranks = {"zero_stage": stage, "world_size": 8, "zero": {"reduce_bucket_size": 5000}}
     run = small_run(model=model, seq_len=4, precision="bf16-master", **ranks)
     peaks = [step_timeline(distributed_step(run, CPU, rank)).peak().live_bytes for rank in range(8)]
-    assert len(telling_ranks(run, CPU)) < 8 and max(peaks) > 1.01 * min(peaks)
+    assert len(candidate_ranks(run, CPU)) < 8 and max(peaks) > 1.01 * min(peaks)
     assert estimate(run, CPU).peak_bytes == max(peaks)

@@ -6,7 +6,7 @@ import pytest
 
 from labs_utils.answers.dry_run import dry_run
 from labs_utils.answers.estimate import estimate
-from labs_utils.answers.measure import Worker, answer_in, measure, measure_to_file, why_not_started
+from labs_utils.answers.measure import Worker, answer_in, measure, measure_to_file, refusal
 from labs_utils.run import LLAMA_8B, Run
 
 QUICK = Run(seq_len=32)
@@ -67,5 +67,5 @@ def test_resuming_repeats_nothing_and_mends_a_line_that_was_cut_off(tmp_path):
 
 
 def test_only_what_would_not_fit_is_refused_before_it_starts():
-    assert why_not_started(QUICK) is None
-    assert why_not_started(Run(model=LLAMA_8B, seq_len=2**20))[0] == "out of memory"
+    assert refusal(QUICK) is None
+    assert refusal(Run(model=LLAMA_8B, seq_len=2**20))[0] == "out of memory"

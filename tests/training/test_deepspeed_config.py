@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from labs_utils.coverage import why_not_distributed
+from labs_utils.coverage import why_not_built
 from labs_utils.device import DATA
 from labs_utils.run import Run
 from labs_utils.training.deepspeed_config import deepspeed_config
@@ -63,7 +63,7 @@ def test_accelerate_fills_every_auto(path):
 @pytest.mark.parametrize(("stage", "offload"), COMBINATIONS)
 def test_every_combination_has_a_file_or_a_reason(stage, offload, as_deepspeed_reads_it):
     run = zero_run(stage, offload)
-    assert config_file(run).exists() == (why_not_distributed(run) is None)
+    assert config_file(run).exists() == (why_not_built(run) is None)
     if config_file(run).exists():
         config = as_deepspeed_reads_it(deepspeed_config(run, pin_memory=True))
         assert config.zero_optimization_stage == stage and config.bfloat16_config.enabled
@@ -103,7 +103,7 @@ def test_a_run_can_do_without_pinned_memory_but_a_cpu_has_none(asked):
     ],
 )
 def test_keys_that_are_the_runs_own_are_refused(offload, zero, words):
-    assert words in why_not_distributed(zero_run(3, offload, zero=zero))
+    assert words in why_not_built(zero_run(3, offload, zero=zero))
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_keys_that_are_the_runs_own_are_refused(offload, zero, words):
     ],
 )
 def test_what_no_engine_does_has_a_reason(changes, words):
-    assert words in why_not_distributed(zero_run(2, **changes))
+    assert words in why_not_built(zero_run(2, **changes))

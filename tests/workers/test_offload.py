@@ -17,12 +17,12 @@ from helpers import SHAPE, phase_peaks
 
 from labs_utils.allocator import pinned_bytes
 from labs_utils.answer import Answer
-from labs_utils.answers import measure_ranks
 from labs_utils.answers.estimate import estimate, step_timeline
 from labs_utils.answers.from_timeline import read_off
+from labs_utils.answers.host_need import PROCESS_BYTES, filled_bytes, host_need_bytes
 from labs_utils.answers.measure import Settings, measure, measure_all
 from labs_utils.device import CPU, find_device
-from labs_utils.memory_model.host_memory import left_pinned_bytes, offloaded_bytes
+from labs_utils.memory_model.host_memory import bytes_of_states, left_pinned_bytes, offloaded_bytes
 from labs_utils.memory_model.ranks import distributed_step
 from labs_utils.profiling.step_clock import ASIDE, StepClock
 from labs_utils.recordings import recorded
@@ -187,22 +187,22 @@ def test_pinned_memory_comes_in_powers_of_two():
     assert offloaded_bytes(run) == 2 * 2**34 + 2**33 + 8 * parameters + 2**30  # 16.06e9, 8.03e9 and 1.05e9 bytes
 
 
-def test_pinned_blocks_of_the_weights_stay_as_recorded_on_gpus(monkeypatch):
+def test_pinned_blocks_of_the_weights_stay_as_recorded_on_gpus():
     """In launches of one run; the allocator has a few bytes more."""
     rows = [row for row in recorded() if row.run.offload == "all" and row.run.model == LLAMA_8B]
     for row in rows:
         told = row.provenance["host_memory"]
         assert 0 <= told["allocated"] - told["pinned"] - left_pinned_bytes(row.run) < 64
-        monkeypatch.setattr(measure_ranks, "uses_gpus", lambda run: True)
-        needed = measure_ranks.host_bytes_of_ranks(row.run) / row.run.world_size
-        assert told["resident"] == pytest.approx(needed + measure_ranks.PROCESS_BYTES, rel=0.02)
+        needed = host_need_bytes(row.run, find_device("H200")) / row.run.world_size
+        assert told["resident"] == pytest.approx(needed + PROCESS_BYTES, rel=0.02)
     assert {row.run.world_size for row in rows} == {1, 2}
 
 
 @pytest.mark.parametrize("gpus", [False, True])
 def test_a_host_that_is_too_small_is_said_before_anything_is_allocated(monkeypatch, gpus):
-    monkeypatch.setattr(measure_ranks, "uses_gpus", lambda run: gpus)
-    monkeypatch.setattr(importlib.import_module("labs_utils.answers.measure"), "uses_gpus", lambda run: gpus)
+    device, measuring = find_device("H200") if gpus else CPU, importlib.import_module("labs_utils.answers.measure")
+    monkeypatch.setattr(measuring, "uses_gpus", lambda run: gpus)
+    monkeypatch.setattr(measuring, "this_device", lambda: device)
     memory = psutil.virtual_memory()._replace(available=100 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     answer = measure(offloaded_run(model="llama-3.1-8b", zero_stage=2))
@@ -211,15 +211,15 @@ def test_a_host_that_is_too_small_is_said_before_anything_is_allocated(monkeypat
     told = r"GiB of host memory, and 100.0 GiB are free; it was not started; with (\d+) of its 32 layers, "
     layers = int(re.search(told, reason)[1])
     fitting, not_fitting = (offloaded_run(model=of_layers(count), zero_stage=2) for count in (layers, layers + 1))
-    assert measure_ranks.host_bytes_of_ranks(fitting) < 100 * 2**30 <= measure_ranks.host_bytes_of_ranks(not_fitting)
+    assert host_need_bytes(fitting, device) < 100 * 2**30 <= host_need_bytes(not_fitting, device)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("precision", ["bf16", "bf16-master", "fp32"])
 def test_states_alone_are_not_taken_for_more_than_is_estimated(precision, stage):
     run = offloaded_run(model="llama-3.2-1b", offload="none", precision=precision, zero_stage=stage, zero=SMALL)
-    needed = run.world_size * measure_ranks.resident_bytes(estimate(run, CPU))
-    assert 0.5 * needed < measure_ranks.bytes_of_states(run, offloaded=0) < needed
+    needed = run.world_size * filled_bytes(estimate(run, CPU))
+    assert 0.5 * needed < bytes_of_states(run) < needed
 
 
 @pytest.mark.parametrize(("gib", "stage", "offload"), [(8, 3, "all"), (15, 3, "optimizer"), (24, 2, "optimizer")])
@@ -266,7 +266,7 @@ def of_layers(count):
 def test_activations_count_on_a_cpu_and_buckets_that_stay_empty_do_not():
     short = offloaded_run(zero_stage=2, zero={})
     long = short.replace(seq_len=4096, micro_batch=8)
-    needed = [measure_ranks.host_bytes_of_ranks(run) for run in (short, long)]
+    needed = [host_need_bytes(run, CPU) for run in (short, long)]
     assert needed[0] < 2 * 10**9 < estimate(short, CPU).peak_bytes * 2  # two buckets of 1 GB, for a tiny model
     assert needed[1] - needed[0] > 0.9 * 2 * (estimate(long, CPU).peak_bytes - estimate(short, CPU).peak_bytes)
 

@@ -19,7 +19,7 @@ from labs_utils.answers.from_timeline import read_off
 from labs_utils.answers.measure import measure
 from labs_utils.device import CPU
 from labs_utils.memory_model.ranks import distributed_step
-from labs_utils.precision import WEIGHT_BYTES
+from labs_utils.precision import precision_of
 from labs_utils.run import ModelShape, Run
 from labs_utils.training.distributed import MODEL_SEED, batch_seed
 from labs_utils.training.step import TrainingStep, build_batch
@@ -189,7 +189,7 @@ def test_the_bytes_communicated_are_counted_by_collective(world_size, stage):
 def built(stage: int, world_size: int = 1, **changes) -> list[dict]:
     """What every rank says about building a model of several layers."""
     run = zero_run(model={**SHAPE, "num_hidden_layers": 8}, zero_stage=stage, world_size=world_size, **changes)
-    weight_bytes = run.model.parameters * WEIGHT_BYTES[run.precision]
+    weight_bytes = run.model.parameters * precision_of(run).weight.bytes
     return [
         {**rank, "share": rank["most_bytes"] / weight_bytes} for rank in launch(BUILDING, run.to_dict(), world_size)
     ]
