@@ -6,8 +6,7 @@ from labs_utils.answer import Answer
 from labs_utils.device import Device
 from labs_utils.run import Run
 from labs_utils.timeline import Timeline
-
-GIB = 2**30
+from labs_utils.units import gib
 
 
 def read_off(timeline: Timeline, run: Run, method: str, device: Device) -> Answer:
@@ -42,10 +41,10 @@ def why_out_of_memory(tensors: Timeline, peak_bytes: int, reserved_bytes: int, d
     if device.memory_bytes is None:
         return None
     if peak_bytes > device.memory_bytes:
-        return f"the peak is above the {device.memory_bytes / GIB:.1f} GiB of {device.name}"
+        return f"the peak is above the {gib(device.memory_bytes)} GiB of {device.name}"
     limit_bytes = device.allocator_bytes
     if limit_bytes is None or reserved_bytes <= limit_bytes or tensors.fits_in(limit_bytes):
         return None
     if (most_bytes := tensors.most_bytes()) > max(limit_bytes, peak_bytes):
-        return f"a step takes {peak_bytes / GIB:.1f} GiB, but setting up takes {most_bytes / GIB:.1f} on {device.name}"
-    return f"the peak is {peak_bytes / GIB:.1f} GiB, but in {device.name}'s memory its blocks would be too fragmented"
+        return f"a step takes {gib(peak_bytes)} GiB, but setting up takes {gib(most_bytes)} on {device.name}"
+    return f"the peak is {gib(peak_bytes)} GiB, but in {device.name}'s memory its blocks would be too fragmented"

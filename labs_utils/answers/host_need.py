@@ -12,8 +12,8 @@ from labs_utils.device import Device
 from labs_utils.memory_model.host_memory import bytes_of_states, left_pinned_bytes, offloaded_bytes
 from labs_utils.precision import FP32_BYTES
 from labs_utils.run import Run
+from labs_utils.units import gib
 
-GIB = 2**30
 PROCESS_BYTES = 500 * 10**6  # Python, torch, transformers and DeepSpeed, without a model
 
 
@@ -22,7 +22,7 @@ def too_large_for_host(run: Run, device: Device) -> str | None:
     needed_bytes, free_bytes = host_need_bytes(run, device), psutil.virtual_memory().available
     if needed_bytes < free_bytes:
         return None
-    sizes = f"{needed_bytes / GIB:.1f} GiB of host memory, and {free_bytes / GIB:.1f} GiB are free"
+    sizes = f"{gib(needed_bytes)} GiB of host memory, and {gib(free_bytes)} GiB are free"
     return f"the run needs {sizes}; it was not started{what_would_fit(run, device, free_bytes)}"
 
 
