@@ -19,8 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from labs_utils.exercises.contract import PACKAGE, Result, find
-from labs_utils.exercises.grading import CASES, STOPPED, Attempt, draw_cases, forbidden_uses, total
+from labs_utils.exercises.attempts import CASES, draw_cases
+from labs_utils.exercises.contract import PACKAGE, Attempt, Result, find
+from labs_utils.exercises.forbidden import forbidden_uses
+from labs_utils.exercises.marking import STOPPED, result_of
 from labs_utils.exercises.plain import load, save
 
 MEMORY_BYTES = 512 * 2**20
@@ -61,7 +63,7 @@ def judge(
             [package, exercise_id, str(folder), str(cases), str(memory_bytes), str(seconds)], folder, seconds
         )
         attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(cases)]
-    return total(exercise, drawn, attempts, forbidden_uses(exercise, source))
+    return result_of(exercise, drawn, attempts, forbidden_uses(exercise, source))
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def _run_worker(arguments: list[str], folder: Path, seconds: float) -> Attempt:
     start, start_writer = os.pipe()
     with open(folder / "start.log", "wb") as log, open(start, "rb") as started_pipe:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "labs_utils.exercises.worker", *arguments, str(start_writer)],
+            [sys.executable, "-P", "-m", "labs_utils.exercises.judged", *arguments, str(start_writer)],
             cwd=folder,
             env=_environment(folder),
             stdin=subprocess.DEVNULL,

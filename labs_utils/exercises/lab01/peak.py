@@ -1,13 +1,18 @@
-"""Runs whose memory peaks at different moments of the step, and where and how high a dry run finds the peak."""
+"""`lab01.peak`: when and how high a step's memory peaks, held against dry runs that peak at different moments."""
 
 from __future__ import annotations
 
 from functools import cache
-from json import loads
+from json import dumps, loads
+from typing import Any
 
 from labs_utils.answers.dry_run import NoMemoryMode, dry_run
-from labs_utils.exercises.kept import layer_saved_bytes
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import close, compare_bytes, exercise_of_situations, mean_mark
+from labs_utils.exercises.saved_bytes import layer_saved_bytes
 from labs_utils.run import Run
+
+PEAK_TOLERANCE = 0.02  # the small terms that the question leaves out: final norm, token ids, rotary tables
 
 
 def draw_runs(rng) -> dict:
@@ -58,3 +63,38 @@ def dry_run_peak(run_json: str) -> dict:
     """The phase and the bytes of a dry run's peak on a CPU, of a run as `draw_run` makes it."""
     parts = dry_run(parse(loads(run_json))).parts
     return {"phase": phase_of(parts), "bytes": sum(parts.values())}
+
+
+def compare_peak(situation: dict, got: Any, expected: dict) -> Mark:
+    """Half for the phase, half for the bytes."""
+    if type(got) is not dict or got.keys() != expected.keys():
+        return close(situation, got, expected)
+    phase = close(situation, got["phase"], expected["phase"])
+    phase = phase._replace(sentence=f"{phase.sentence}, where {expected['bytes']:,} bytes are in use")
+    nbytes = compare_bytes(
+        situation,
+        got["bytes"],
+        expected["bytes"],
+        rel=PEAK_TOLERANCE,
+        too_few="weights, moments, kept activations: is one of them left out, or a phase?",
+        too_many="only what is alive at the same moment adds up: there are no gradients yet in the loss, "
+        "no logits later",
+    )
+    return mean_mark({"phase": phase, "bytes": nbytes})
+
+
+EXERCISE = exercise_of_situations(
+    id="lab01.peak",
+    points=3,
+    draw=draw_runs,
+    call=lambda fn, run: fn(run),
+    truth=lambda run: dry_run_peak(dumps(run)),
+    compare=compare_peak,
+    hints=(
+        "Compute the bytes of each moment by itself, then take the largest. All of them hold weights and moments.",
+        "Weights and moments: 2 + 4 bytes a parameter. Loss: 3 * 4 * vocab_size bytes a token on top of what is kept.",
+        "The head's gradient is 2 * vocab_size * hidden_size bytes, a layer's 2 * layer_parameters. In the backward of "
+        "layer i the layers above it are done: num_hidden_layers - i of them.",
+    ),
+    forbidden=("labs_utils", "dry_run", "estimate"),
+)

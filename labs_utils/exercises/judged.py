@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from labs_utils.exercises.contract import find
-from labs_utils.exercises.grading import Attempt, attempt, failure
+from labs_utils.exercises.attempts import attempt, failure
+from labs_utils.exercises.contract import Attempt, find
 from labs_utils.exercises.plain import FILE_BYTES, load, save
 
 

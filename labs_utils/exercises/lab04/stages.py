@@ -1,0 +1,10 @@
+"""The stages of ZeRO, and what a rank holds at each by the paper."""
+
+from __future__ import annotations
+
+STAGES = (0, 1, 2, 3)
+
+
+def bytes_at(stage: int, ranks: int) -> float:
+    """Bytes per parameter by the ZeRO paper (arXiv 1910.02054, figure 1); only to draw limits between them."""
+    return (16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)[stage]
