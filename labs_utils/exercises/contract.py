@@ -44,7 +44,7 @@ class Exercise:
 
     @property
     def function_name(self) -> str:
-        """The name that the student's function has: "lab01.saved_bytes" asks for `saved_bytes`."""
+        """The name of the student's function: "lab01.saved_bytes" asks for `saved_bytes`."""
         return self.id.partition(".")[2]
 
 

@@ -9,7 +9,12 @@ from labs_utils.exercises.contract import Exercise
 
 
 def forbidden_uses(exercise: Exercise, source: str) -> tuple[str, ...]:
-    """A flag for each forbidden name that `source` imports, uses, or spells as a string."""
+    """A flag for each forbidden name that `source` imports, uses, or spells as a string.
+
+    >>> from types import SimpleNamespace
+    >>> forbidden_uses(SimpleNamespace(forbidden=("numpy.mean", "torch")), "from numpy import mean as average")
+    ('uses numpy.mean',)
+    """
     used = [f".{name}." for name in _dotted_names(source)]
     return tuple(f"uses {name}" for name in exercise.forbidden if any(f".{name}." in other for other in used))
 

@@ -52,7 +52,11 @@ def parse(run: dict) -> Run:
 
 
 def phase_of(parts: dict[str, int]) -> str:
-    """Which moment live bytes by part belong to: the loss while there are logits, the end once all gradients exist."""
+    """The phase of a moment with these live bytes: the loss while there are logits, the end once all gradients exist.
+
+    >>> phase_of({"parameters": 10, "gradients": 4, "logits": 0})
+    'layer'
+    """
     if parts["logits"]:
         return "loss"
     return "end" if parts["gradients"] == parts["parameters"] else "layer"

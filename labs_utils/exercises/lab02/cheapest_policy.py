@@ -70,6 +70,7 @@ def limited(run: dict, fits: str, above: str | float) -> dict:
 
 
 def estimated_peak(run: dict, policy: str) -> int:
+    """The peak bytes that the course's formulas give on a CPU."""
     return estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes
 
 

@@ -29,6 +29,7 @@ def draw_stacks(rng) -> dict:
 
 
 def draw_stack(rng, layers: int, times: int) -> dict[str, int]:
+    """Layers that keep so many times their input."""
     input_bytes = 1024 * int(rng.integers(1, 9))
     return {"layers": layers, "input_bytes": input_bytes, "layer_bytes": times * input_bytes}
 

@@ -97,6 +97,7 @@ def state_of(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> 
 
 
 def copied(value: Any) -> Any:
+    """A copy where it is a tensor."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

@@ -46,6 +46,7 @@ def peak_bytes(settings: dict, micro_batch: int) -> int:
 
 @cache
 def estimated_bytes(run_json: str) -> int:
+    """`estimate`'s peak bytes of a run on a CPU, each run asked once."""
     with torch.enable_grad():
         return estimate(Run.parse(loads(run_json)), CPU).peak_bytes
 
@@ -72,6 +73,7 @@ def largest_that_fits(situation: dict) -> int:
 
 
 def fits(situation: dict, micro_batch: int) -> bool:
+    """Whether a step that really runs stays within the memory."""
     timeline = tracked_micro_steps(dumps({**situation["run"], "micro_batch": micro_batch}))
     return timeline.peak("0", "optimizer").live_bytes <= situation["memory_bytes"] + UNESTIMATED_BYTES
 

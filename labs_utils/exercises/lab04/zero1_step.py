@@ -51,6 +51,7 @@ def numbers(seed: int, numel: int) -> torch.Tensor:
 
 
 def starting_weights(situation: dict) -> torch.Tensor:
+    """Weights of shape (numel,), the same on all ranks."""
     return numbers(situation["seed"], situation["numel"])
 
 
@@ -115,6 +116,7 @@ def compare_training(situation: dict, got: Any, expected: dict) -> Mark:
 
 
 def weights_fault(weights: Any, expected: dict) -> str | None:
+    """What is wrong with the ranks' weights, in a sentence; None where nothing is."""
     truth = expected["weights"]
     if not isinstance(weights, torch.Tensor) or weights.shape[1:] != truth.shape or weights.dtype != truth.dtype:
         return "the weights must keep their shape and type"

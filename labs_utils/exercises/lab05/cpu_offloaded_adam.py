@@ -43,6 +43,7 @@ def draw_trainings(rng) -> dict:
 
 
 def starting_weights(situation: dict) -> list[torch.Tensor]:
+    """Normal numbers in bf16, in the situation's shapes."""
     generator = torch.Generator().manual_seed(situation["seed"])
     return [torch.randn(shape, generator=generator).bfloat16() for shape in situation["shapes"]]
 
@@ -111,6 +112,7 @@ def compare_training(situation: dict, got: Any, expected: dict) -> Mark:
 
 
 def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
+    """What is wrong with weights that moved by `moved` and should have by `way`; `off` is the error, a share of it."""
     if not moved.abs().sum():
         return (
             "the weights have not moved: are they changed in place (`weights[i] = …` changes only the list), "
