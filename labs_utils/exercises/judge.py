@@ -28,9 +28,9 @@ from labs_utils.exercises.marking import STOPPED, result_of
 from labs_utils.exercises.plain import load, save
 
 MEMORY_BYTES = 512 * 2**20
-REPLY_SECONDS = 150  # for what takes no time, such as a fork, and what takes two minutes at most, such as a start
+REPLY_SECONDS = 150  # more than the two minutes that a start may take there; a fork takes no time
 END_SECONDS = 5
-MOST_IDLE = 4
+MOST_IDLE = 4  # parents that wait for work, of some hundred MB each
 
 
 def judge(
@@ -162,19 +162,26 @@ os.register_at_fork(after_in_child=_idle.clear)  # they are this process's to as
 @contextmanager
 def _parent(package: str, exercise_id: str, setup: str) -> Iterator[Parent]:
     """A parent for a source: one that waits for work, or a new one. It is kept for the next source if it lives."""
-    parent = None
-    for waiting in list(_idle):
-        if parent is None and waiting.serves == (package, exercise_id.partition(".")[0], setup):
+    parent = _waiting(package, exercise_id.partition(".")[0], setup) or Parent(package, exercise_id, setup)
+    try:
+        yield parent
+    finally:
+        if parent.process.poll() is None:
+            _idle.append(parent)
+        while len(_idle) > MOST_IDLE:
+            _idle.pop(0).end()
+
+
+def _waiting(*serves: str) -> Parent | None:
+    """A living parent that waits for work of this kind, and waits no more."""
+    for parent in list(_idle):
+        if parent.serves == serves:
             with suppress(ValueError):  # another thread has taken it
-                _idle.remove(waiting)
-                if waiting.process.poll() is None:
-                    parent = waiting
-    parent = parent or Parent(package, exercise_id, setup)
-    yield parent
-    if parent.process.poll() is None:
-        _idle.append(parent)
-    while len(_idle) > MOST_IDLE:
-        _idle.pop(0).end()
+                _idle.remove(parent)
+                if parent.process.poll() is None:
+                    return parent
+                parent.end()
+    return None
 
 
 @atexit.register
