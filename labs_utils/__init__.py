@@ -24,6 +24,6 @@ __getattr__, __dir__, __all__ = lazy_face(
         "labs_utils.figures.tables": ("show_table",),
         "labs_utils.figures.predictions": ("predict", "reveal"),
         "labs_utils.exercises.contract": ("Exercise",),
-        "labs_utils.exercises.grading": ("check",),
+        "labs_utils.exercises.attempts": ("check",),
     },
 )

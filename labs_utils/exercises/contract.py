@@ -1,4 +1,4 @@
-"""The contract of an exercise, the result of grading one, and where exercises are found."""
+"""The contract of an exercise, what trying and marking an answer gives, and where exercises are found."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.random import Generator
 
 PACKAGE = "labs_utils.exercises"
 
 
+class Mark(NamedTuple):
+    """How good an answer is: a score in [0, 1], one sentence for the student, and the name of a mistake, if known."""
+
+    score: float
+    sentence: str
+    cause: str | None = None
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One function that a student writes, and the machine that says whether it is right.
 
-    `id` is "labNN.name"; the student's function is called `name`. Cases, answers and truths are plain data
-    (`labs_utils.exercises.plain`). Only `call` runs beside the student's code: it may build modules from a case's
-    sizes and seeds, and must not hold what `truth` finds out. `compare` returns a score in [0, 1] and a sentence.
+    `id` is "labNN.name"; the student's function is called `name`. `draw(rng)` makes a case, `call(fn, case)` an answer,
+    `truth(case)` what the answer should be, and `compare(case, answer, truth)` a `Mark`.
+    Cases, answers and truths are plain data (`labs_utils.exercises.plain`). Only `call` runs beside the student's code:
+    it may build modules from a case's sizes and seeds, and must not hold what `truth` finds out.
     Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
     """
 
@@ -29,14 +38,23 @@ class Exercise:
     draw: Callable[[Generator], Any]
     call: Callable[[Callable, Any], Any]
     truth: Callable[[Any], Any]
-    compare: Callable[[Any, Any, Any], tuple[float, str]]
+    compare: Callable[[Any, Any, Any], Mark]
     hints: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
 
     @property
     def function_name(self) -> str:
-        """The name that the student's function has: "lab01.saved_bytes" asks for `saved_bytes`."""
+        """The name of the student's function: "lab01.saved_bytes" asks for `saved_bytes`."""
         return self.id.partition(".")[2]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of calling a student's function on one case: "answered", or an outcome of `Result` and why."""
+
+    outcome: str
+    answer: Any = None
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,13 +73,13 @@ class Result:
 
 
 def labs(package: str = PACKAGE) -> list[str]:
-    """The lab modules of `package`, such as ["lab01", "lab02"], imported or not."""
+    """The labs of `package`, such as ["lab01", "lab02"], imported or not."""
     names = (module.name for module in iter_modules(import_module(package).__path__))
     return sorted(name for name in names if re.fullmatch(r"lab\d\d", name))
 
 
 def exercises_of(lab: str, package: str = PACKAGE) -> tuple[Exercise, ...]:
-    """The exercises of one lab module, in the order of the notebook."""
+    """The exercises of one lab, in the order of its notebook."""
     return tuple(import_module(f"{package}.{lab}").EXERCISES)
 
 

@@ -6,26 +6,31 @@ It holds what rlimits hold. Shared memory, processes that leave their group, the
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
-from labs_utils.exercises.contract import PACKAGE, Result, find
-from labs_utils.exercises.grading import CASES, STOPPED, Attempt, draw_cases, forbidden_uses, total
+from labs_utils.exercises.attempts import CASES, draw_cases
+from labs_utils.exercises.contract import PACKAGE, Attempt, Result, find
+from labs_utils.exercises.forbidden import forbidden_uses
+from labs_utils.exercises.marking import STOPPED, result_of
 from labs_utils.exercises.plain import load, save
 
 MEMORY_BYTES = 512 * 2**20
-START_SECONDS = 120  # importing torch on a busy machine
-POLL_SECONDS = 0.01
+REPLY_SECONDS = 150  # more than the two minutes that a start may take there; a fork takes no time
+END_SECONDS = 5
+MOST_IDLE = 4  # parents that wait for work, of some hundred MB each
 
 
 def judge(
@@ -48,20 +53,19 @@ def judge(
 
     Raises:
         ValueError: an unknown id.
-        RuntimeError: the child process could not start, which is no fault of the student's.
+        RuntimeError: the student's process could not start, which is no fault of the student's.
     """
     exercise = find(exercise_id, package)
     drawn = draw_cases(exercise, np.random.default_rng(seed), cases)
+    caps = {"cases": cases, "memory_bytes": memory_bytes, "seconds": seconds}
     with _folder() as folder:
-        (folder / "setup.py").write_text(setup, "utf-8")
         (folder / "answer.py").write_text(source, "utf-8", errors="replace")
         for index, case in enumerate(drawn):
             save(case, folder / f"case-{index}")
-        ending = _run_worker(
-            [package, exercise_id, str(folder), str(cases), str(memory_bytes), str(seconds)], folder, seconds
-        )
+        with _parent(package, exercise_id, setup) as parent:
+            ending = parent.run({"exercise_id": exercise_id, "folder": str(folder), **caps})
         attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(cases)]
-    return total(exercise, drawn, attempts, forbidden_uses(exercise, source))
+    return result_of(exercise, drawn, attempts, forbidden_uses(exercise, source))
 
 
 @contextmanager
@@ -74,32 +78,116 @@ def _folder() -> Iterator[Path]:
         subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _run_worker(arguments: list[str], folder: Path, seconds: float) -> Attempt:
-    """Run the worker to its end, or to its time limit, and its process group with it: how it ended."""
-    start, start_writer = os.pipe()
-    with open(folder / "start.log", "wb") as log, open(start, "rb") as started_pipe:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "labs_utils.exercises.worker", *arguments, str(start_writer)],
-            cwd=folder,
-            env=_environment(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(start_writer,),
-            start_new_session=True,
-        )
-        os.close(start_writer)
+class Parent:
+    """A process of `labs_utils.exercises.judged`, which has imported a lab and its set-up.
+
+    It ends when this process ends, however that happens: it notices that nobody can ask it any more.
+
+    Raises:
+        RuntimeError: it couldn't start.
+    """
+
+    def __init__(self, package: str, exercise_id: str, setup: str):
+        lab = exercise_id.partition(".")[0]
+        self.serves = (package, lab, setup)
+        self.folder = Path(tempfile.mkdtemp(prefix="labs-judge-"))
+        (self.folder / "setup.py").write_text(setup, "utf-8")
+        with tempfile.TemporaryFile() as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "labs_utils.exercises.judged", package, lab],
+                cwd=self.folder,
+                env=_environment(self.folder),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,  # so that `select` knows of every line
+                start_new_session=True,
+            )
+            try:
+                ready = self._reply(REPLY_SECONDS)
+            except BaseException:
+                self.end()
+                raise
+            if not ready:
+                self.end()
+                log.seek(0)
+                raise RuntimeError(_why_not_started(exercise_id, log.read()))
+
+    def run(self, request: dict) -> Attempt:
+        """Run a source in a child, to its end or its time limit: why a case that was not answered was not."""
+        child = ending = None
         try:
-            started = bool(select.select([started_pipe], [], [], START_SECONDS)[0] and started_pipe.read(1))
-            timed_out = started and not _ends_within(seconds, child.pid)
+            self.process.stdin.write(f"{json.dumps(request)}\n".encode())
+            child = self._reply(REPLY_SECONDS)
+            ending = child and self._reply(REPLY_SECONDS + request["seconds"])
         finally:
-            # Before the child is reaped, so that the group's number can't have passed to someone else.
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    if not started:
-        reason = (folder / "start.log").read_text("utf-8", errors="replace")[-2000:]
-        raise RuntimeError(f"the judge could not start its worker for {arguments[1]}: {reason}")
-    return _ending(child.returncode, timed_out, seconds)
+            if not ending:  # interrupted; or the student's code has ended or stopped its parent
+                stopped = not self.end()
+                if child:
+                    with suppress(ProcessLookupError):
+                        os.killpg(child["pid"], signal.SIGKILL)
+        if not ending:
+            return _attempt_that_ended(self.process.returncode, stopped, request["seconds"])
+        if not ending["started"]:
+            log = Path(request["folder"], "start.log").read_bytes()
+            raise RuntimeError(_why_not_started(request["exercise_id"], log))
+        return _attempt_that_ended(ending["returncode"], ending["timed_out"], request["seconds"])
+
+    def _reply(self, seconds: float) -> dict | None:
+        """The next line of the process; None where it has ended or takes too long."""
+        line = b""
+        if select.select([self.process.stdout], [], [], seconds)[0]:
+            line = self.process.stdout.readline()
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def end(self) -> bool:
+        """Have the process end itself and its child, or else kill it; whether it could."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(END_SECONDS)
+            return True
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return False
+        finally:
+            self.process.stdout.close()
+            shutil.rmtree(self.folder, ignore_errors=True)  # the process has, if it could
+
+
+_idle: list[Parent] = []
+os.register_at_fork(after_in_child=_idle.clear)  # they are this process's to ask
+
+
+@contextmanager
+def _parent(package: str, exercise_id: str, setup: str) -> Iterator[Parent]:
+    """A parent for a source: one that waits for work, or a new one. It is kept for the next source if it lives."""
+    parent = _waiting(package, exercise_id.partition(".")[0], setup) or Parent(package, exercise_id, setup)
+    try:
+        yield parent
+    finally:
+        if parent.process.poll() is None:
+            _idle.append(parent)
+        while len(_idle) > MOST_IDLE:
+            _idle.pop(0).end()
+
+
+def _waiting(*serves: str) -> Parent | None:
+    """A living parent that waits for work of this kind, and waits no more."""
+    for parent in list(_idle):
+        if parent.serves == serves:
+            with suppress(ValueError):  # another thread has taken it
+                _idle.remove(parent)
+                if parent.process.poll() is None:
+                    return parent
+                parent.end()
+    return None
+
+
+@atexit.register
+def _end_all() -> None:
+    while _idle:
+        _idle.pop().end()
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -122,17 +210,11 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _ends_within(seconds: float, pid: int) -> bool:
-    """Wait for a child without reaping it; False where it is still running when its time is up."""
-    deadline = time.monotonic() + seconds
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_SECONDS)
-    return True
+def _why_not_started(exercise_id: str, log: bytes) -> str:
+    return f"the judge could not start its worker for {exercise_id}: {log.decode('utf-8', errors='replace')[-2000:]}"
 
 
-def _ending(returncode: int, timed_out: bool, seconds: float) -> Attempt:
+def _attempt_that_ended(returncode: int, timed_out: bool, seconds: float) -> Attempt:
     """Why a case that was not answered was not."""
     if timed_out or returncode == -signal.SIGXCPU:
         return Attempt("timeout", message=f"no answer within {seconds:g} seconds")
@@ -143,7 +225,7 @@ def _ending(returncode: int, timed_out: bool, seconds: float) -> Attempt:
 
 
 def _read_attempt(stem: Path) -> Attempt | None:
-    """What the worker wrote for one case; None where nothing readable is there. The student's process wrote it."""
+    """What the student's process wrote for one case; None where nothing readable is there."""
     try:
         tried = Attempt(**load(stem))
     except Exception:

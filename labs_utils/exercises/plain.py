@@ -34,17 +34,20 @@ def plain(value: Any) -> Any:
 
     Raises:
         NotPlain: anything else, a subclass of these included.
+
+    >>> plain({"bytes": np.int64(3), "shape": (2, 4)})
+    {'bytes': 3, 'shape': [2, 4]}
     """
-    kind = type(value)
-    if value is None or kind in (bool, str, float) or (kind is int and -(2**63) <= value < 2**63):
+    exact = type(value)
+    if value is None or exact in (bool, str, float) or (exact is int and -(2**63) <= value < 2**63):
         return value
-    if kind in NUMBERS:
+    if exact in NUMBERS:
         return plain(value.item())
-    if kind in (list, tuple):
+    if exact in (list, tuple):
         return [plain(item) for item in value]
-    if kind is dict and all(type(key) is str for key in value):
+    if exact is dict and all(type(key) is str for key in value):
         return {key: plain(item) for key, item in value.items()}
-    if kind is np.ndarray and value.dtype.kind in "biuf":
+    if exact is np.ndarray and value.dtype.kind in "biuf":
         return np.array(value, order="C")
     if _library_of(value) == "torch" and value.layout is sys.modules["torch"].strided:
         return value.detach().cpu().clone(memory_format=sys.modules["torch"].contiguous_format)
@@ -52,7 +55,11 @@ def plain(value: Any) -> Any:
 
 
 def as_numbers(value: Any, model: Any) -> Any:
-    """Plain data with arrays and tensors of no dimension as numbers, where `model` has numbers in the same place."""
+    """Plain data with arrays and tensors of no dimension as numbers, where `model` has numbers in the same place.
+
+    >>> as_numbers({"seconds": np.array(1.5)}, {"seconds": 2.0})
+    {'seconds': 1.5}
+    """
     if type(model) in (bool, int, float) and _library_of(value) and not value.shape:
         return value.item()
     if type(value) is type(model) is dict:

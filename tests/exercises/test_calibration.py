@@ -5,107 +5,117 @@ A wrong answer whose label begins with "memory_" is right but takes too much mem
 
 import sys
 from collections import Counter
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import replace
 
-import nbformat
 import numpy as np
 import pytest
-from places import TESTS
+from lab_cells import OURS, TOYS, sources
 
-from labs_utils.exercises.contract import PACKAGE, exercises_of, find, labs
-from labs_utils.exercises.grading import grade
+from labs_utils.exercises.attempts import PUBLIC_SEED, draw_cases, grade
+from labs_utils.exercises.contract import exercises_of, find, labs
+from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.judge import MEMORY_BYTES, judge
-from labs_utils.pages.fill import WrongAnswer, setup_imports, solutions, stubs, wrong_answers
 
+LABS = [("lab90", TOYS), *((lab, OURS) for lab in labs())]
+LABELS = ("stub", "solution")  # of what is no wrong answer
 LEAST_WRONG_ANSWERS = 3
 SEED = 20
+SEEDS = (PUBLIC_SEED, SEED, *range(8))
+# Exercises of which a case takes seconds, with all wrong answers: they get the first few seeds.
+COSTLY = (
+    "lab01.peak",
+    "lab01.chunked_loss",
+    "lab02.cheapest_policy",
+    "lab02.checkpoint",
+    "lab04.zero1_step",
+    "lab05.cpu_offloaded_adam",
+)
+COSTLY_SEEDS = 3
+# Without what is there only for the cap, and takes as long as all the rest.
+ONLY_FOR_THE_CAP = {"lab04.zero1_step": "many groups of parameters"}
 
 
-class Course(NamedTuple):
-    """Where a collection of labs keeps its exercises, notebooks, solutions and wrong answers."""
-
-    package: str
-    root: Path
-    wrong_answers: Path
-    memory_bytes: int
-
-    def notebook(self, lab):
-        (path,) = (self.root / "notebooks").glob(f"{lab.removeprefix('lab')}_*.ipynb")
-        return nbformat.read(path, as_version=4)
+def slow_if(is_slow):
+    return [pytest.mark.slow] * is_slow
 
 
-OURS = Course(PACKAGE, TESTS.parent, TESTS / "wrong_answers", MEMORY_BYTES)
-TOY = Course("toy.exercises", TESTS / "toy", TESTS / "toy" / "wrong_answers", 128 * 2**20)
-LABS = [(TOY, "lab90"), *((OURS, lab) for lab in labs())]
+def exercises_and_seeds():
+    """An exercise with each of its seeds, cheap ones first."""
+    every = [(exercise.id, course) for lab, course in LABS for exercise in exercises_of(lab, course.package)]
+    for exercise_id, course in sorted(every, key=lambda each: each[0] in COSTLY):
+        for seed in SEEDS[: COSTLY_SEEDS if exercise_id in COSTLY else None]:
+            yield pytest.param(exercise_id, course, seed, id=f"{exercise_id}-{seed}", marks=slow_if(course is OURS))
 
 
-class Candidate(NamedTuple):
-    """A source for one exercise, with the set-up of its notebook."""
-
-    course: Course
-    exercise_id: str
-    label: str
-    source: str
-    setup: str
-
-    def graded(self):
-        exercise, namespace = find(self.exercise_id, self.course.package), {}
-        exec(self.setup, namespace)
-        exec(self.source, namespace)
-        return grade(exercise, namespace[exercise.function_name], np.random.default_rng(SEED))
-
-    def judged(self):
-        caps = {"seed": SEED, "memory_bytes": self.course.memory_bytes, "setup": self.setup}
-        return judge(self.exercise_id, self.source, package=self.course.package, **caps)
+def sources_of(exercise_id, course):
+    lab = exercise_id.partition(".")[0]
+    return [each for each in sources(lab, course) if each.exercise_id == exercise_id]
 
 
-@cache
-def candidates(course, lab):
-    notebook = course.notebook(lab)
-    solved = solutions(course.root / "solutions" / f"{lab}.py")
-    given = [WrongAnswer(i, "stub", source) for i, source in stubs(notebook).items()]
-    given += [WrongAnswer(i, "solution", source) for i, source in solved.items()]
-    given += wrong_answers(course.wrong_answers / f"{lab}.py")
-    return [Candidate(course, *one, setup_imports(notebook)) for one in given]
+def with_one_case(exercise, seed):
+    """The exercise with one case, and a truth that is found once for all who are graded on it."""
+    (case,) = draw_cases(exercise, np.random.default_rng(seed), 1)
+    if exercise.id in ONLY_FOR_THE_CAP:
+        del case[ONLY_FOR_THE_CAP[exercise.id]]
+    truth = exercise.truth(case)
+    return replace(exercise, draw=lambda rng: case, truth=lambda case: truth)
 
 
-def is_calibrated(candidate, result):
-    if candidate.label == "stub":
-        return (result.score, result.outcome) == (0, "not attempted")
-    if candidate.label == "solution":
-        return (result.score, result.outcome, result.flags) == (1, "passed", ())
-    return result.score < 1
-
-
-ALL = [
-    pytest.param(one, id=f"{one.exercise_id}-{one.label}", marks=[pytest.mark.slow] * (course is OURS))
-    for course, lab in LABS
-    for one in candidates(course, lab)
-]
-IN_PROCESS = [one for one in ALL if not one.values[0].label.startswith("memory_")]
-
-
-@pytest.mark.parametrize("course, lab", LABS, ids=[lab for _, lab in LABS])
-def test_every_exercise_has_a_stub_a_solution_and_three_wrong_answers(course, lab):
+@pytest.mark.parametrize("lab, course", LABS, ids=[lab for lab, _ in LABS])
+def test_every_exercise_has_a_stub_a_solution_and_three_wrong_answers(lab, course):
     ids = [exercise.id for exercise in exercises_of(lab, course.package)]
-    given = candidates(course, lab)
-    wrong = Counter(one.exercise_id for one in given if one.label not in ("stub", "solution"))
-    assert [one.exercise_id for one in given if one.label == "stub"] == ids
-    assert [one.exercise_id for one in given if one.label == "solution"] == ids
+    by_label = {label: [each.exercise_id for each in sources(lab, course) if each.label == label] for label in LABELS}
+    wrong = Counter(each.exercise_id for each in sources(lab, course) if each.label not in LABELS)
+    assert by_label == {"stub": ids, "solution": ids}
     assert set(wrong) == set(ids) and min(wrong.values()) >= LEAST_WRONG_ANSWERS
 
 
-@pytest.mark.parametrize("candidate", IN_PROCESS)
-def test_in_process_every_source_gets_what_it_deserves(candidate):
-    result = candidate.graded()
-    assert is_calibrated(candidate, result), result
+@pytest.mark.parametrize("lab, course", LABS, ids=[lab for lab, _ in LABS])
+def test_no_solution_uses_a_forbidden_name(lab, course):
+    solved = [each for each in sources(lab, course) if each.label == "solution"]
+    assert {each.exercise_id: forbidden_uses(each.exercise, each.text) for each in solved} == {
+        each.exercise_id: () for each in solved
+    }
+
+
+@pytest.mark.parametrize("exercise_id, course, seed", list(exercises_and_seeds()))
+def test_a_single_case_tells_the_solution_from_every_wrong_answer(exercise_id, course, seed):
+    exercise = with_one_case(find(exercise_id, course.package), seed)
+    results = {
+        each.label: grade(exercise, each.function, np.random.default_rng(seed), cases=1)
+        for each in sources_of(exercise_id, course)
+        if not each.label.startswith("memory_")
+    }
+    assert (results["stub"].score, results["stub"].outcome) == (0, "not attempted")
+    assert results["solution"].outcome == "passed", results["solution"]
+    assert [label for label, result in results.items() if result.score == 1] == ["solution"]
+
+
+def for_the_judge():
+    """What another process can tell: all solutions, all that take too much memory; one stub and one mistake a lab."""
+    for lab, course in LABS:
+        all_of_lab = sources(lab, course)
+        mistake = next(each for each in all_of_lab if each.label not in LABELS and not each.label.startswith("memory_"))
+        chosen = [all_of_lab[0], mistake]
+        chosen += [each for each in all_of_lab if each.label == "solution" or each.label.startswith("memory_")]
+        for each in chosen:
+            yield pytest.param(each, id=f"{each.exercise_id}-{each.label}", marks=slow_if(course is OURS))
+
+
+def judged(source):
+    memory_bytes = MEMORY_BYTES if source.course is OURS else 128 * 2**20
+    caps = {"seed": SEED, "memory_bytes": memory_bytes, "setup": source.setup}
+    return judge(source.exercise_id, source.text, package=source.course.package, **caps)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the judge's caps are Linux's")
-@pytest.mark.parametrize("candidate", ALL)
-def test_in_the_judge_every_source_gets_what_it_deserves(candidate):
-    result = candidate.judged()
-    assert is_calibrated(candidate, result), result
-    assert not candidate.label.startswith("memory_") or result.outcome == "memory"
+@pytest.mark.parametrize("source", list(for_the_judge()))
+def test_in_the_judge_every_source_gets_what_it_deserves(source):
+    result = judged(source)
+    if source.label == "stub":
+        assert (result.score, result.outcome) == (0, "not attempted")
+    elif source.label == "solution":
+        assert (result.score, result.outcome, result.flags) == (1, "passed", ()), result
+    elif source.label.startswith("memory_"):
+        assert result.outcome == "memory", result
+    assert (result.score == 1) == (source.label == "solution")

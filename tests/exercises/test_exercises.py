@@ -9,8 +9,10 @@ import pytest
 from toy.exercises import lab90
 
 from labs_utils.exercises import check, close, find, grade
-from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.grading import _report, forbidden_uses
+from labs_utils.exercises.attempts import report_of
+from labs_utils.exercises.contract import Exercise, Mark
+from labs_utils.exercises.forbidden import forbidden_uses
+from labs_utils.exercises.marking import exercise_of_situations, mean_mark
 from labs_utils.exercises.plain import NotPlain, load, plain, save
 
 TOY = "toy.exercises"
@@ -91,13 +93,13 @@ def test_garbage_never_scores_and_never_breaks_the_comparison(exercise, garbage)
 
 
 def test_an_answer_that_is_always_equal_is_refused_before_a_careless_comparison_sees_it():
-    careless = replace(lab90.mean_square, compare=lambda case, answer, truth: (float(answer == truth), ""))
+    careless = replace(lab90.mean_square, compare=lambda case, answer, truth: Mark(float(answer == truth), ""))
     assert graded(lambda values: AlwaysEqual(), careless).score == 0
 
 
 @pytest.mark.parametrize("score", [2.0, -1.0, float("nan"), None])
 def test_a_comparison_that_gives_no_score_scores_nothing(score):
-    result = graded(right, replace(lab90.mean_square, compare=lambda *_: (score, "")))
+    result = graded(right, replace(lab90.mean_square, compare=lambda *_: Mark(score, "")))
     assert result.score == 0 and result.outcome == "wrong"
 
 
@@ -228,11 +230,11 @@ def test_a_forbidden_name_is_flagged_but_not_failed():
 
 def test_close_wants_the_same_shape_and_dtype_before_the_same_values():
     truth = np.array([1.0, 2.0])
-    assert close(None, truth.copy(), truth) == (1.0, "as expected")
-    assert close(None, truth.astype(np.float32), truth) == (0.0, "expected dtype float64, got float32")
-    assert close(None, truth[None], truth) == (0.0, "expected shape (2,), got (1, 2)")
-    assert close(None, [1.0, 2.0], truth) == (0.0, "expected a numpy.ndarray, got a list")
-    assert close(None, "2", 2) == (0.0, "expected an int, got a str")
+    assert close(None, truth.copy(), truth) == Mark(1.0, "as expected")
+    assert close(None, truth.astype(np.float32), truth) == Mark(0.0, "expected dtype float64, got float32")
+    assert close(None, truth[None], truth) == Mark(0.0, "expected shape (2,), got (1, 2)")
+    assert close(None, [1.0, 2.0], truth) == Mark(0.0, "expected a numpy.ndarray, got a list")
+    assert close(None, "2", 2) == Mark(0.0, "expected an int, got a str")
     assert close(None, truth + [0, 0.5], truth, rel=0.1)[1] == "1 of 2 values differ; at [1] expected 2, got 2.5"
     assert close(None, truth + [0, 0.5], truth, rel=0.3)[0] == 1
     assert close(None, truth * np.nan, truth * np.nan)[0] == 0
@@ -266,8 +268,8 @@ def test_an_array_with_dimensions_is_no_number_and_a_number_no_array():
 def test_close_reads_nested_answers():
     truth = {"a": [1, {"b": 2.0}], "c": "full"}
     assert close(None, {"a": [1, {"b": 2.0}], "c": "full"}, truth)[0] == 1
-    assert close(None, {"a": [1, {"b": 3.0}], "c": "full"}, truth) == (0.5, "a: at 1 at 'b' expected 2, got 3")
-    assert close(None, {"a": [1]}, truth) == (0.0, "expected the keys a, c, got a")
+    assert close(None, {"a": [1, {"b": 3.0}], "c": "full"}, truth) == Mark(0.5, "a: at 1 at 'b' expected 2, got 3")
+    assert close(None, {"a": [1]}, truth) == Mark(0.0, "expected the keys a, c, got a")
 
 
 def test_plain_data_survives_its_files(tmp_path):
@@ -304,24 +306,31 @@ def test_files_that_are_links_or_too_large_are_not_read(tmp_path):
 
 
 def doubled(**changes):
-    """An exercise with named parts, whose `call` does arithmetic with what the function returns."""
-    parts = {
-        "draw": lambda rng: {"small": 1, "large": 10**6},
-        "call": lambda fn, case: {name: fn(value) + 0 for name, value in case.items()},
-        "truth": lambda case: {name: 2 * value for name, value in case.items()},
-        "compare": close,
-    }
-    return Exercise(id="lab90.doubled", points=1, **{**parts, **changes})
+    """An exercise of two situations, whose `call` does arithmetic with what the function returns."""
+    functions = {"call": lambda fn, value: fn(value) + 0, "truth": lambda value: 2 * value, "compare": close}
+    fields = {"id": "lab90.doubled", "points": 1, "draw": lambda rng: {"small": 1, "large": 10**6}}
+    return exercise_of_situations(**{**fields, **functions, **changes})
 
 
 def test_a_forgotten_return_is_named():
     namespace = {}
     exec("def forgetful(value): pass", namespace)  # in a file of its own, as a notebook's cell is
-    result = grade(doubled(), namespace["forgetful"], np.random.default_rng(0))
+    result = graded(namespace["forgetful"], doubled())
     assert result.outcome == "crash" and "your function returned None: is a `return` missing?" in result.message
 
 
-def test_the_case_that_is_shown_is_the_part_that_failed():
-    exercise = doubled()
-    result = grade(exercise, lambda value: 2 if value == 1 else 0, np.random.default_rng(0))
-    assert "the case: large = 1000000" in _report(exercise, result)
+def test_the_situation_that_is_shown_is_the_one_that_failed():
+    result = graded(lambda value: 2 if value == 1 else 0, doubled())
+    assert (result.score, result.message) == (0.5, "Case 1 of 4: large: expected 2,000,000, got 0")
+    assert "the case: large = 1000000" in report_of(doubled(), result)
+
+
+def test_situations_can_be_made_of_a_case():
+    exercise = doubled(draw=lambda rng: [1, 10**6], situations=lambda case: {f"of {n}": n for n in case})
+    assert graded(lambda value: 2 * value, exercise).outcome == "passed"
+    assert graded(lambda value: 2, exercise).message == "Case 1 of 4: of 1000000: expected 2,000,000, got 2"
+
+
+def test_a_mean_keeps_the_sentence_and_the_cause_of_the_first_mistake():
+    marks = {"a": Mark(1.0, "as expected"), "b": Mark(0.5, "half", "halved"), "c": Mark(0.0, "nothing", "lost")}
+    assert mean_mark(marks) == Mark(0.5, "b: half", "halved")

@@ -1,5 +1,7 @@
 """The judge, with real child processes: what counts, what is capped, and that nothing stays behind."""
 
+import os
+import subprocess
 import sys
 import time
 
@@ -7,6 +9,7 @@ import psutil
 import pytest
 from places import TOY
 
+from labs_utils.exercises import judge as judging
 from labs_utils.exercises.judge import judge
 from labs_utils.pages.fill import solutions, wrong_answers
 
@@ -174,10 +177,7 @@ LEAVES_BEHIND = {
 def test_a_process_that_sleeps_on_is_reaped(lines, tmp_path):
     note = f"open('{tmp_path}/pid', 'w').write(str(pid))"
     assert judged(body("import os, subprocess, time", *lines, note), cases=1).outcome == "passed"
-    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 5
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_running(pid)
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def is_running(pid):
@@ -185,6 +185,64 @@ def is_running(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+NOTES_ITS_PROCESSES = "import os\nopen({path!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
+
+
+def processes_of(source, path, **options):
+    """The numbers of the source's process and of its parent, and the result."""
+    result = judged(NOTES_ITS_PROCESSES.format(path=str(path)) + source, **options)
+    return [*map(int, path.read_text().split()), result]
+
+
+def test_sources_have_one_parent_and_nothing_else_in_common(tmp_path):
+    vandal = "import builtins, numpy, sys\nnumpy.mean = builtins.sum = None\nopen('left', 'w')\nleft = 1\n"
+    first, parent, spoiled = processes_of(f"{vandal}def mean_square(values): return sum(values)", tmp_path / "first")
+    looks = "import os, numpy\nassert numpy.mean and sum and 'left' not in globals() and not os.path.exists('left')\n"
+    second, same_parent, result = processes_of(looks + RIGHT, tmp_path / "second")
+    assert (spoiled.outcome, result.outcome) == ("crash", "passed")
+    assert first != second and parent == same_parent
+
+
+@pytest.mark.parametrize("sign", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+def test_a_source_that_attacks_its_parent_loses_and_the_next_one_gets_another(sign, tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "REPLY_SECONDS", 10)
+    monkeypatch.setattr(judging, "END_SECONDS", 1)
+    attack = f"import os, signal, time\nos.kill(os.getppid(), signal.{sign})\ntime.sleep(600)"
+    pid, parent, result = processes_of(attack, tmp_path / "first", seconds=1)
+    assert result.score == 0 and result.outcome in ("timeout", "memory")
+    assert ended(pid) and ended(parent)
+    assert judged(RIGHT).outcome == "passed"
+
+
+JUDGES = """
+from labs_utils.exercises.judge import judge
+judge("lab90.mean_square", {source!r}, seed=7, memory_bytes=2**27, package="toy.exercises")
+"""
+
+
+def test_nothing_is_left_when_the_judge_itself_is_killed(tmp_path):
+    """But its temporary folder, which is here for that reason."""
+    path = tmp_path / "processes"
+    source = NOTES_ITS_PROCESSES.format(path=str(path)) + "import time\ntime.sleep(600)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    killed = subprocess.Popen([sys.executable, "-c", JUDGES.format(source=source)], env=environment)
+    assert within_seconds(60, lambda: path.exists() and len(path.read_text().split()) == 2)
+    killed.kill()
+    killed.wait()
+    assert all(ended(int(pid)) for pid in path.read_text().split())
+
+
+def within_seconds(seconds, holds):
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+def ended(pid):
+    return within_seconds(5, lambda: not is_running(pid))
 
 
 def test_course_set_up_runs_before_the_cap_and_its_failure_is_not_the_students():

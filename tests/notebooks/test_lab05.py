@@ -1,52 +1,26 @@
-"""Lab 05's cells do what its text says, and its oracles tell right from wrong."""
+"""Lab 05's cells do what its text says."""
 
 import statistics
 from functools import cache
 
-import nbformat
-import numpy as np
 import pytest
-import torch
-from places import ROOT
+from lab_cells import after
 
 from labs_utils.answers.estimate import estimate
 from labs_utils.device import H200
-from labs_utils.exercises import lab05
-from labs_utils.exercises.contract import exercises_of
-from labs_utils.exercises.grading import forbidden_uses, grade
-from labs_utils.exercises.two_memories import TwoMemories
-from labs_utils.pages.fill import setup_imports, solutions, wrong_answers
 from labs_utils.recordings import recall, recorded
 from labs_utils.time_model.offload import offload_seconds, recorded_host_rates, recorded_threads
 
-NOTEBOOK = nbformat.read(ROOT / "notebooks" / "05_zero_offload.ipynb", as_version=4)
-CELLS = {cell.id: cell.source for cell in NOTEBOOK.cells}
-SOLUTIONS = solutions(ROOT / "solutions" / "lab05.py")
-WRONG = list(wrong_answers(ROOT / "tests/wrong_answers/lab05.py"))
-SHOWING = ("show_table", "reveal", "plot_parts", "plot_curves", "plot_schedule")
 
-
-def after(*cell_ids):
-    """The namespace after these cells of the notebook, without tables and figures."""
-    namespace = {"GIB": 2**30}
-    exec(setup_imports(NOTEBOOK), namespace)
-    namespace |= {name: lambda *args, **kwargs: None for name in SHOWING}
-    for cell_id in cell_ids:
-        exec(CELLS[cell_id], namespace)
-    return namespace
-
-
-def function(exercise_id, source):
-    namespace = {"torch": torch}
-    exec("import math", namespace)
-    exec(source, namespace)
-    return namespace[exercise_id.partition(".")[2]]
+def lab_after(*cell_ids):
+    """The namespace after these cells of the notebook."""
+    return after("lab05", *cell_ids, GIB=2**30)
 
 
 @cache
 def lab_after_launch():
     """The notebook's own launch with two ranks, and what its cells make of it."""
-    return after(*"where-runs where-all-runs where-launch where-table moved-table".split())
+    return lab_after(*"where-runs where-all-runs where-launch where-table moved-table".split())
 
 
 @pytest.mark.slow
@@ -98,7 +72,7 @@ def test_each_recorded_part_of_a_step_is_about_what_its_rate_says():
 
 
 def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
-    lab = after("link-rates", "link-seconds", "step-terms")
+    lab = lab_after("link-rates", "link-seconds", "step-terms")
     terms, plain = lab["terms"], lab["PLAIN"]
     on_link = terms["gradient_transfer"] + terms["parameter_transfer"]
     assert sum(terms.values()) > plain and terms["cpu_adam"] + terms["rounding"] > 2 * on_link
@@ -106,7 +80,7 @@ def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
 
 
 def test_the_lectures_gpus_needed_no_more_than_the_optimizer_offloaded():
-    lab = after("link-rates", "link-seconds", "lecture-memory")
+    lab = lab_after("link-rates", "link-seconds", "lecture-memory")
     peaks = {offload: lab["on_v100"](offload, "none") for offload in ("none", "optimizer", "all")}
     assert [answer.outcome for answer in peaks.values()] == ["out of memory", "ok", "ok"]
     assert lab["on_v100"]("none", "full").outcome == "out of memory"
@@ -117,7 +91,7 @@ def lab_after_changes(*more):
     rates = "link-rates link-seconds step-terms lecture-adam".split()
     changes = "recorded-with change-list change-seconds change-without change-table".split()
     curves = "tokens-times tokens-figure share-curves".split()
-    return after(*rates, *changes, *curves, *more)
+    return lab_after(*rates, *changes, *curves, *more)
 
 
 def test_each_change_costs_what_the_text_says():
@@ -164,7 +138,7 @@ def test_bf16_states_halve_adams_time_and_superoffload_takes_longer():
 
 
 def test_recorded_steps_of_8b_come_close_to_the_roofline():
-    run = after("link-rates", "link-seconds")["big"]()
+    run = lab_after("link-rates", "link-seconds")["big"]()
     (row,) = (row for row in recall(run, H200) if row.provenance["threads_per_rank"] == 16)
     guess = estimate(run, H200)
     assert 0.9 < guess.step_seconds / row.step_seconds < 1  # a roofline is not beaten here
@@ -173,105 +147,6 @@ def test_recorded_steps_of_8b_come_close_to_the_roofline():
 
 def test_one_gpu_holds_8b_in_less_than_half_of_15_gb_when_everything_is_offloaded():
     cells = "step-terms step-schedule recorded-with step-recorded step-bytes one-gpu"
-    lab = after("link-rates", "link-seconds", *cells.split())
+    lab = lab_after("link-rates", "link-seconds", *cells.split())
     (row,) = lab["recorded_with"](lab["alone"])
     assert row.peak_bytes < 15e9 / 2 and row.run.world_size == 1
-
-
-def test_two_memories_do_not_mix_and_count_what_crosses():
-    memories = TwoMemories(device_bytes=1000)
-    weight = memories.put_on_device(torch.ones(100, dtype=torch.bfloat16))
-    with memories:
-        wide = memories.to_host(weight).float()
-        assert not memories.is_on_device(wide) and memories.is_on_device(weight.view(10, 10).t())
-        with pytest.raises(RuntimeError, match="bring them together"):
-            weight + wide
-        with pytest.raises(RuntimeError, match="on the host already"):
-            memories.to_host(wide)
-        weight.copy_(wide)
-        with pytest.raises(torch.OutOfMemoryError, match="asked for 400 bytes, and 0 of its 1,000 bytes are free"):
-            [weight.float() for _ in range(3)]
-    assert memories.moved == {"down": 200, "up": 200} and memories.used_bytes == 200
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_the_oracles_tell_right_from_wrong_on_every_case(seed):
-    for exercise in exercises_of("lab05"):
-        case = exercise.draw(np.random.default_rng(seed))
-        truth = exercise.truth(case)
-        answers = {"solution": SOLUTIONS[exercise.id]}
-        answers |= {one.label: one.source for one in WRONG if one.exercise_id == exercise.id}
-        for label, source in answers.items():
-            score, sentence = attempted(exercise, function(exercise.id, source), case, truth)
-            assert (score == 1) == (label == "solution"), (exercise.id, label, sentence)
-
-
-def attempted(exercise, fn, case, truth):
-    try:
-        return exercise.compare(case, exercise.call(fn, case), truth)
-    except torch.OutOfMemoryError as error:
-        return 0.0, str(error)
-
-
-def graded(exercise, fn, seed=0):
-    return grade(exercise, fn, np.random.default_rng(seed))
-
-
-@pytest.mark.parametrize(
-    "states",
-    [lambda weight: [weight.cpu().float()], lambda weight: [torch.zeros_like(weight) for _ in "mv"]],
-    ids=("copied by cpu", "like the weights"),
-)
-def test_states_on_the_device_are_said_to_fill_its_memory_and_not_the_processs(states):
-    def keeps_them(memories, weights, gradients, state, lr):
-        state["kept"] = [states(weight) for weight in weights]
-
-    result = graded(lab05.cpu_offloaded_adam, keeps_them)
-    assert result.score == 0 and "DeviceIsFull: the device's memory is full: it was asked for" in result.message
-    assert ".cpu()" in result.message and "of your code" in result.message
-    assert "your code asked for more memory" not in result.message
-
-
-def test_a_rounding_of_bytes_costs_nothing_and_a_byte_does():
-    truth = {"down": 28812, "up": 14406}
-    assert lab05.compare_traffic({"down": 12 / 7 * 16807, "up": 6 / 7 * 16807}, truth) == (1.0, "as expected")
-    assert lab05.compare_traffic({"down": 28811.999999999996, "up": 14406}, truth) == (1.0, "as expected")
-    assert lab05.compare_traffic({"down": 28813.0, "up": 14406.0}, truth)[0] == 0.5
-
-
-ASKS_THE_COURSE = """
-def offload_traffic(parameters, stage, world_size, grad_accum):
-    settings = {"engine": "deepspeed", "precision": "bf16-master", "offload": "optimizer", "zero_stage": stage}
-    run = Run(model=TINY, seq_len=64, world_size=world_size, grad_accum=grad_accum, **settings)
-    ways, of = moved_bytes(run), parameters / TINY.parameters
-    return {"down": ways["device_to_host"] * of, "up": ways["host_to_device"] * of}
-"""
-
-
-def test_bytes_that_the_course_counts_itself_are_flagged():
-    namespace = after()
-    exec(ASKS_THE_COURSE, namespace)
-    assert graded(lab05.offload_traffic, namespace["offload_traffic"]).score == 1
-    assert forbidden_uses(lab05.offload_traffic, ASKS_THE_COURSE) == ("uses deepspeed", "uses moved_bytes")
-    for name in ("offload_seconds(run, rates)", "estimate(run)", "launch(run)"):
-        assert forbidden_uses(lab05.offload_traffic, name) == (f"uses {name.partition('(')[0]}",)
-
-
-@pytest.mark.parametrize("number", [np.float64, lambda value: torch.tensor(value, dtype=torch.float64)])
-@pytest.mark.parametrize("exercise", [lab05.offload_traffic, lab05.offloaded_seconds, lab05.fewest_micro_steps])
-def test_numbers_of_numpy_and_torch_are_numbers(exercise, number):
-    solution = function(exercise.id, SOLUTIONS[exercise.id])
-
-    def answers(*given):
-        answer = solution(*given)
-        if isinstance(answer, dict):
-            return {way: number(count) for way, count in answer.items()}
-        return number(answer) if isinstance(answer, float) else np.int64(answer) if answer else answer
-
-    assert graded(exercise, answers).score == 1
-
-
-def test_a_step_played_by_hand():
-    part = {"forward": 1.0, "backward": [1.0, 1.0], "numels": [50, 50], "link": 200.0, "adam": 100.0}
-    assert lab05.played(part) == 1 + 1 + 1 + 0.5 + 1 + 1

@@ -1,13 +1,16 @@
-"""Stacks of layers cut into segments that are checkpointed as a whole, and the peaks that the tracker sees."""
+"""`lab02.segment_layers`: how many layers to checkpoint as one segment, held against tracked peaks of every size."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from labs_utils.exercises.kept import KeepsBytes
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import AS_EXPECTED, close, exercise_of_situations
+from labs_utils.exercises.saved_bytes import KeepsBytes
 from labs_utils.profiling.tracker import MemoryTracker
 
 # Layers, and how many inputs each keeps: here the short last segment decides which size is best.
@@ -26,17 +29,13 @@ def draw_stacks(rng) -> dict:
 
 
 def draw_stack(rng, layers: int, times: int) -> dict[str, int]:
+    """Layers that keep so many times their input."""
     input_bytes = 1024 * int(rng.integers(1, 9))
     return {"layers": layers, "input_bytes": input_bytes, "layer_bytes": times * input_bytes}
 
 
-def measured(layers: int, input_bytes: int, layer_bytes: int) -> dict:
-    """The peaks of a stack, and the bytes of one input."""
-    return {"peaks": stretch_peaks(layers, input_bytes, layer_bytes), "input_bytes": input_bytes}
-
-
 @cache
-def stretch_peaks(layers: int, input_bytes: int, layer_bytes: int) -> list[int]:
+def segment_peaks(layers: int, input_bytes: int, layer_bytes: int) -> list[int]:
     """The peak of a real forward and backward with segments of 1, 2, … and all layers."""
     return [tracked_peak(layers, input_bytes, layer_bytes, each) for each in range(1, layers + 1)]
 
@@ -62,3 +61,30 @@ def tracked_peak(layers: int, input_bytes: int, layer_bytes: int, each: int) -> 
         del kept
         hidden.backward(torch.ones_like(hidden))
     return tracker.timeline.peak("backward").live_bytes
+
+
+def compare_size(situation: dict, got: Any, peaks: list) -> Mark:
+    """Right where the tracked peak of `got` layers a segment is the lowest, to within half an input."""
+    best, fewest = min(peaks), 1 + peaks.index(min(peaks))
+    if type(got) is not int or not 1 <= got <= len(peaks):
+        return close(situation, got, fewest)
+    if peaks[got - 1] <= best + situation["input_bytes"] // 2:
+        return AS_EXPECTED
+    sentence = f"with {got} layers a segment the peak is {peaks[got - 1] / best:.3g} times the lowest that is possible"
+    return Mark(0.0, f"{sentence}: {'fewer' if got > fewest else 'more'} would be better")
+
+
+EXERCISE = exercise_of_situations(
+    id="lab02.segment_layers",
+    points=2,
+    draw=draw_stacks,
+    call=lambda fn, stack: fn(**stack),
+    truth=lambda stack: segment_peaks(**stack),
+    compare=compare_size,
+    hints=(
+        "Write the bytes that are alive while segment i is computed again, then take the largest over i.",
+        "Segments after i are done, their inputs gone: i inputs are alive, and the layers of segment i.",
+        "Try every size from 1 to layers; there is no need for a formula of the best one.",
+    ),
+    forbidden=("labs_utils", "torch.utils.checkpoint", "torch_checkpoint"),
+)

@@ -1,14 +1,17 @@
-"""Checkpointing policies under a memory limit: peaks that the tracker sees, and FLOPs that torch counts."""
+"""`lab02.cheapest_policy`: what fits and computes least again, held against tracked peaks and counted FLOPs."""
 
 from __future__ import annotations
 
 from functools import cache
 from json import dumps, loads
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from labs_utils.answers.estimate import estimate
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import AS_EXPECTED, exercise_of_situations
 from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
 from labs_utils.training.step import TrainingStep, checkpoint_layers
@@ -67,39 +70,43 @@ def limited(run: dict, fits: str, above: str | float) -> dict:
 
 
 def estimated_peak(run: dict, policy: str) -> int:
+    """The peak bytes that the course's formulas give on a CPU."""
     return estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes
 
 
-def cheapest(run: dict, limit_bytes: int) -> dict:
-    """The first policy with the fewest FLOPs computed again of those that fit, or None; and what was measured."""
-    measured = measured_policies(dumps(run))
-    fitting = [policy for policy in POLICIES if measured[policy]["peak_bytes"] <= limit_bytes]
-    best = min(fitting, key=lambda policy: measured[policy]["flops_again"], default=None)
-    return {"best": best, "limit_bytes": limit_bytes, "measured": measured}
+def cheapest(situation: dict) -> dict:
+    """The first policy with the fewest FLOPs computed again of those that fit, or None; and the steps under each."""
+    steps = tracked_steps(dumps(situation["run"]))
+    fitting = [policy for policy in POLICIES if steps[policy]["peak_bytes"] <= situation["limit_bytes"]]
+    best = min(fitting, key=lambda policy: steps[policy]["flops_again"], default=None)
+    return {"best": best, "steps": steps}
 
 
 @cache
-def measured_policies(run_json: str) -> dict[str, dict[str, int]]:
+def tracked_steps(run_json: str) -> dict[str, dict[str, int]]:
     """The tracked peak of a real step, and the FLOPs beyond those of `none`, for each policy, on one model."""
     run = Run.parse({**loads(run_json), "checkpointing": "none"})
-    step, measured = TrainingStep(run, "cpu"), {}
+    step, tracked = TrainingStep(run, "cpu"), {}
     for policy in POLICIES:
         for layer in step.model.model.layers:
             vars(layer).pop("forward", None)  # what the policy before has put there
         checkpoint_layers(run.replace(checkpointing=policy), step.model.model.layers)
-        measured[policy] = measured_step(step)
-    plain = measured["none"]["flops_again"]
-    return {policy: {**found, "flops_again": found["flops_again"] - plain} for policy, found in measured.items()}
+        tracked[policy] = tracked_step(step)
+    plain = tracked["none"]["flops"]
+    return {
+        policy: {"peak_bytes": one["peak_bytes"], "flops_again": one["flops"] - plain}
+        for policy, one in tracked.items()
+    }
 
 
-def measured_step(step: TrainingStep) -> dict[str, int]:
+def tracked_step(step: TrainingStep) -> dict[str, int]:
     """The most bytes in tensors at any moment of a real step on a CPU, and its FLOPs; its optimizer keeps no states."""
     tracker = CountingTracker(step.run.model.vocab_size, step.run.tokens)
     with torch.enable_grad(), tracker:
         watch_parts(tracker, step)
         step(tracker.phase)
         tracker.phase("after")
-    return {"peak_bytes": tracker.timeline.peak().live_bytes, "flops_again": tracker.flops}
+    return {"peak_bytes": tracker.timeline.peak().live_bytes, "flops": tracker.flops}
 
 
 class CountingTracker(MemoryTracker):
@@ -119,3 +126,41 @@ FORMULAS = flop_registry | {
         q.shape, k.shape, v.shape
     )
 }
+
+
+def compare_policy(situation: dict, got: Any, truth: dict) -> Mark:
+    """Right or wrong, and whether it doesn't fit or isn't the cheapest."""
+    best, steps, limit = truth["best"], truth["steps"], situation["limit_bytes"]
+    if got == best and type(got) is type(best):
+        return AS_EXPECTED
+    if got is None:
+        return Mark(0.0, f"expected {best!r}, got None: its peak of {steps[best]['peak_bytes']:,} bytes fits")
+    if type(got) is not str or got not in steps:
+        return Mark(0.0, f"expected one of {', '.join(POLICIES)} or None, got {str(got)[:40]!r}")
+    peak, flops = steps[got]["peak_bytes"], steps[got]["flops_again"]
+    if peak > limit:
+        return Mark(0.0, f"{got!r} peaks at {peak:,} bytes, and the limit is {limit:,}")
+    again = steps[best]["flops_again"]
+    if flops == again:
+        return Mark(
+            0.0, f"{got!r} fits, but so does {best!r}, which computes no more again and comes earlier in the list"
+        )
+    return Mark(0.0, f"{got!r} fits, but computes {flops:,} FLOPs again, where {again:,} would do")
+
+
+EXERCISE = exercise_of_situations(
+    id="lab02.cheapest_policy",
+    points=3,
+    draw=draw_limits,
+    call=lambda fn, situation: fn(situation["run"], situation["limit_bytes"]),
+    truth=cheapest,
+    compare=compare_policy,
+    hints=(
+        'estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes says whether a policy fits.',
+        "Count what running a layer again costs: 2 FLOPs a token for each weight of its matrices but down, and "
+        "attention's two products. Then: which of it, in how many layers, does a policy compute again?",
+        "full: all layers, all of it. keep-attention: all layers without attention. every-2: half of the layers, "
+        "rounded up, all of it. none and keep-matmul-attention: nothing. Then min over those that fit, by that number.",
+    ),
+    forbidden=("dry_run", "TrainingStep", "FlopCounterMode"),
+)

@@ -1,17 +1,16 @@
-"""Lab 05's Adam on the host, `cpu_offloaded_adam`: held against torch's AdamW, in `TwoMemories` that count copies."""
+"""`lab05.cpu_offloaded_adam`: Adam on the host, held against torch's AdamW in two memories that count what crosses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.kept import compare_each, in_each
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.lab05.two_memories import TwoMemories
+from labs_utils.exercises.marking import AS_EXPECTED, exercise_of_situations
 from labs_utils.exercises.plain import plain
-from labs_utils.exercises.two_memories import TwoMemories
 
 DEVICE_SPARE = 2.5  # times the largest tensor: room for its new weights, and not for its moments
 TRAFFIC_TOLERANCE = 1.02
@@ -38,82 +37,82 @@ def draw_trainings(rng) -> dict:
     }
     usual = {"early": 1.0, "late": 1.0, "tolerance": 0.03}
     return {
-        name: {"seed": int(rng.integers(2**31)), "shapes": shapes(), **usual, **part}
-        for name, part in trainings.items()
+        name: {"seed": int(rng.integers(2**31)), "shapes": shapes(), **usual, **training}
+        for name, training in trainings.items()
     }
 
 
-def starting_weights(part: dict) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(part["seed"])
-    return [torch.randn(shape, generator=generator).bfloat16() for shape in part["shapes"]]
+def starting_weights(situation: dict) -> list[torch.Tensor]:
+    """Normal numbers in bf16, in the situation's shapes."""
+    generator = torch.Generator().manual_seed(situation["seed"])
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in situation["shapes"]]
 
 
-def gradients_of(part: dict, step: int) -> list[torch.Tensor]:
+def gradients_of(situation: dict, step: int) -> list[torch.Tensor]:
     """In one direction over the steps, with noise; of size `early` in the first few and `late` after them."""
-    generator = torch.Generator().manual_seed(part["seed"] + 1)
-    drawn = [torch.randn(shape, generator=generator) for shape in part["shapes"]]
-    generator.manual_seed(part["seed"] + 2 + step)
-    size = part["early" if step < EARLY_STEPS else "late"]
+    generator = torch.Generator().manual_seed(situation["seed"] + 1)
+    drawn = [torch.randn(shape, generator=generator) for shape in situation["shapes"]]
+    generator.manual_seed(situation["seed"] + 2 + step)
+    size = situation["early" if step < EARLY_STEPS else "late"]
     return [(size * (each + torch.randn(each.shape, generator=generator))).bfloat16() for each in drawn]
 
 
-def trained(function: Callable, part: dict) -> dict:
+def trained(function: Callable, situation: dict) -> dict:
     """The weights after the steps, in a row, and the bytes moved each way in a step.
 
     Each step is given a list of its own, so that a weight counts where it was and not where the list points.
     """
-    weights, state = starting_weights(part), {}
+    weights, state = starting_weights(situation), {}
     nbytes = [weight.nbytes for weight in weights]
     memories = TwoMemories(int(2 * sum(nbytes) + DEVICE_SPARE * max(nbytes)))
     for weight in weights:
         memories.put_on_device(weight)
-    for step in range(part["steps"]):
+    for step in range(situation["steps"]):
         if step == 1:  # what the first one sends to begin with doesn't count
             memories.moved.update(down=0, up=0)
-        gradients = [memories.put_on_device(gradient) for gradient in gradients_of(part, step)]
+        gradients = [memories.put_on_device(gradient) for gradient in gradients_of(situation, step)]
         with memories:
-            function(memories, list(weights), gradients, state, part["lr"])
+            function(memories, list(weights), gradients, state, situation["lr"])
         del gradients
-    moved = {way: count / (part["steps"] - 1) for way, count in memories.moved.items()}
+    moved = {way: count / (situation["steps"] - 1) for way, count in memories.moved.items()}
     return {"weights": plain(torch.cat([weight.flatten().float() for weight in weights])), **moved}
 
 
-def trained_by_torch(part: dict) -> dict:
+def trained_by_torch(situation: dict) -> dict:
     """`torch.optim.AdamW` on fp32 copies of the weights, and the bytes of one bf16 copy of them."""
-    start = starting_weights(part)
+    start = starting_weights(situation)
     masters = [torch.nn.Parameter(weight.float()) for weight in start]
-    optimizer = torch.optim.AdamW(masters, lr=part["lr"])
-    for step in range(part["steps"]):
-        for master, gradient in zip(masters, gradients_of(part, step), strict=True):
+    optimizer = torch.optim.AdamW(masters, lr=situation["lr"])
+    for step in range(situation["steps"]):
+        for master, gradient in zip(masters, gradients_of(situation, step), strict=True):
             master.grad = gradient.float()
         optimizer.step()
     ends = [master.detach().bfloat16().flatten().float() for master in masters]
     starts = torch.cat([weight.flatten().float() for weight in start])
     nbytes = sum(weight.nbytes for weight in start)
-    return {"weights": torch.cat(ends), "start": starts, "bytes": nbytes, "tolerance": part["tolerance"]}
+    return {"weights": torch.cat(ends), "start": starts, "bytes": nbytes}
 
 
-def compare_training(got: Any, expected: dict) -> tuple[float, str]:
+def compare_training(situation: dict, got: Any, expected: dict) -> Mark:
     """Two thirds for the weights, a third for moving no more than gradients down and weights up in 16 bits."""
     if type(got) is not dict or got.keys() != {"weights", "down", "up"}:
-        return 0.0, "expected weights and bytes moved"
+        return Mark(0.0, "expected weights and bytes moved")
     way = expected["weights"] - expected["start"]
     off = (got["weights"] - expected["weights"]).norm() / way.norm()
-    if not off <= expected["tolerance"]:
-        return 0.0, weights_fault(got["weights"] - expected["start"], way, off)
-    least, down, up = expected["bytes"], got["down"], got["up"]
-    if min(down, up) < 0.98 * least:
-        return 0.0, "the weights are right, but they have crossed otherwise than through `memories`"
-    for name, nbytes in {"down": down, "up": up}.items():
+    if not off <= situation["tolerance"]:
+        return Mark(0.0, weights_fault(got["weights"] - expected["start"], way, off))
+    moved, least = {"down": got["down"], "up": got["up"]}, expected["bytes"]
+    if min(moved.values()) < 0.98 * least:
+        return Mark(0.0, "the weights are right, but they have crossed otherwise than through `memories`")
+    for direction, nbytes in moved.items():
         if nbytes > TRAFFIC_TOLERANCE * least:
-            return 2 / 3, (
-                f"the weights are right, but {nbytes / least:.3g} times the bytes of the weights go {name} in a step: "
-                "what has to cross, and in which type?"
-            )
-    return 1.0, "as expected"
+            times = f"{nbytes / least:.3g} times the bytes of the weights go {direction} in a step"
+            return Mark(2 / 3, f"the weights are right, but {times}: what has to cross, and in which type?")
+    return AS_EXPECTED
 
 
 def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
+    """What is wrong with weights that moved by `moved` and should have by `way`; `off` is the error, a share of it."""
     if not moved.abs().sum():
         return (
             "the weights have not moved: are they changed in place (`weights[i] = …` changes only the list), "
@@ -125,13 +124,13 @@ def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
     return fault + (nearly if off < NEARLY else "")
 
 
-cpu_offloaded_adam = Exercise(
+EXERCISE = exercise_of_situations(
     id="lab05.cpu_offloaded_adam",
     points=4,
     draw=draw_trainings,
-    call=in_each(trained),
-    truth=in_each(trained_by_torch),
-    compare=partial(compare_each, compare_training),
+    call=trained,
+    truth=trained_by_torch,
+    compare=compare_training,
     hints=(
         "In the first step, make the master weights: a copy of the weights on the host, in fp32. Keep them in `state`.",
         "Send the gradient down as it is, in bf16, and widen it on the host.",

@@ -1,4 +1,4 @@
-"""Checkpoints of small blocks, with dropout, in graphs and in a deep chain, held against the same without them."""
+"""`lab02.checkpoint`: a checkpoint on small blocks, with dropout, in graphs and in a deep chain, held against none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from labs_utils.exercises.comparing import close
-from labs_utils.exercises.kept import mean_mark
+from labs_utils.exercises.contract import Exercise, Mark
+from labs_utils.exercises.marking import close, mean_mark
 
 
 class Block(nn.Module):
@@ -111,7 +111,7 @@ def calls(checkpoint: Callable, case: dict) -> dict:
     return {CALLS: [in_forward, len(ran) - in_forward]}
 
 
-def each_part(checkpoint: Callable, case: dict, floats: int = DEEP_FLOATS) -> dict:
+def all_parts(checkpoint: Callable, case: dict, floats: int = DEEP_FLOATS) -> dict:
     """All parts, by name."""
     parts = one_block(checkpoint, case) | with_dropout(checkpoint, case) | in_a_graph(checkpoint, case)
     return parts | calls(checkpoint, case) | deep(checkpoint, case, floats)
@@ -119,10 +119,10 @@ def each_part(checkpoint: Callable, case: dict, floats: int = DEEP_FLOATS) -> di
 
 def true_parts(case: dict) -> dict:
     """All parts without checkpointing, on a narrower chain; but fn is to run once in forward and once in backward."""
-    return each_part(lambda fn, *inputs: fn(*inputs), case, floats=4096) | {CALLS: [1, 1]}
+    return all_parts(lambda fn, *inputs: fn(*inputs), case, floats=4096) | {CALLS: [1, 1]}
 
 
-CHECKPOINT_CAUSES = {
+CAUSES = {
     "the result": "forward returns what fn returns",
     "the gradients without dropout": "does backward run fn again on detached inputs that require gradients, and then "
     "backward through that, so that parameters get theirs too?",
@@ -135,11 +135,30 @@ CHECKPOINT_CAUSES = {
 }
 
 
-def compare_checkpoint(case: dict, answers: Any, truths: dict) -> tuple[float, str]:
+def compare_parts(case: dict, answers: Any, truths: dict) -> Mark:
     """Bit for bit, part by part, with a likely cause."""
 
-    def mark(part: str) -> tuple[float, str]:
-        score, sentence = close(None, answers[part], truths[part])
-        return score, sentence if score == 1 else f"{sentence}: {CHECKPOINT_CAUSES[part]}"
+    def mark_of(part: str) -> Mark:
+        mark = close(case, answers[part], truths[part])
+        return mark if mark.score == 1 else mark._replace(sentence=f"{mark.sentence}: {CAUSES[part]}")
 
-    return mean_mark({part: mark(part) for part in truths})
+    return mean_mark({part: mark_of(part) for part in truths})
+
+
+EXERCISE = Exercise(
+    id="lab02.checkpoint",
+    points=4,
+    draw=draw_checkpoint,
+    call=all_parts,
+    truth=true_parts,
+    compare=compare_parts,
+    hints=(
+        "A torch.autograd.Function has two static methods: forward(ctx, fn, *inputs) and backward(ctx, gradient). "
+        "Inside forward no graph is recorded; that is all the saving there is.",
+        "Keep fn, torch.get_rng_state() and, with ctx.save_for_backward, the inputs. In backward: detach the inputs, "
+        "let them require gradients as before, go back to the kept random state, and run fn under torch.enable_grad().",
+        "torch.autograd.backward(output, gradient) fills .grad of the detached inputs and of the parameters. Put the "
+        "random state back that was there before the recomputation. Return None for fn, then each input's .grad.",
+    ),
+    forbidden=("torch.utils.checkpoint", "torch_checkpoint", "save_on_cpu", "labs_utils"),
+)

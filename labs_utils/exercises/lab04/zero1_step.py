@@ -1,15 +1,14 @@
-"""Lab 04's Adam on partitioned states, `zero1_step`: held against torch's AdamW, on ranks that really communicate."""
+"""`lab04.zero1_step`: Adam on partitioned states, held against torch's AdamW on ranks that really communicate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.kept import compare_each, in_each
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import AS_EXPECTED, exercise_of_situations
 from labs_utils.exercises.plain import plain
 from labs_utils.workers.threads import on_ranks
 
@@ -42,7 +41,7 @@ def draw_trainings(rng) -> dict:
         },
     }
     defaults = {"gradient_scale": 1.0, "groups": 1, "steps": 4, "lr": 0.01}
-    return {name: {"seed": int(rng.integers(2**31)), **defaults, **part} for name, part in trainings.items()}
+    return {name: {"seed": int(rng.integers(2**31)), **defaults, **training} for name, training in trainings.items()}
 
 
 def numbers(seed: int, numel: int) -> torch.Tensor:
@@ -51,35 +50,36 @@ def numbers(seed: int, numel: int) -> torch.Tensor:
     return drawn.repeat(-(-numel // PERIOD))[:numel]
 
 
-def starting_weights(part: dict) -> torch.Tensor:
-    return numbers(part["seed"], part["numel"])
+def starting_weights(situation: dict) -> torch.Tensor:
+    """Weights of shape (numel,), the same on all ranks."""
+    return numbers(situation["seed"], situation["numel"])
 
 
-def gradient_of(part: dict, step: int, rank: int) -> torch.Tensor:
+def gradient_of(situation: dict, step: int, rank: int) -> torch.Tensor:
     """The gradient of a rank's batch, in the same direction on all ranks and with noise of its own."""
-    seed = part["seed"] + 1000 * step + 1
-    return part["gradient_scale"] * (numbers(seed, part["numel"]) + numbers(seed + 1 + rank, part["numel"]))
+    seed, numel = situation["seed"] + 1000 * step + 1, situation["numel"]
+    return situation["gradient_scale"] * (numbers(seed, numel) + numbers(seed + 1 + rank, numel))
 
 
-def trained(function: Callable, part: dict) -> dict:
+def trained(function: Callable, situation: dict) -> dict:
     """The weights of every rank after the steps, shape (ranks, numel), and the most that a group's state takes."""
 
-    start = starting_weights(part)
+    start = starting_weights(situation)
 
     def rank(group) -> tuple[torch.Tensor, int]:
-        states: list[dict] = [{} for _ in range(part["groups"])]
-        gradients = [gradient_of(part, step, group.rank()) for step in range(part["steps"])]
+        states: list[dict] = [{} for _ in range(situation["groups"])]
+        gradients = [gradient_of(situation, step, group.rank()) for step in range(situation["steps"])]
         waiting = {}
         for step, gradient in enumerate(gradients, start=1):
-            for place in range(part["groups"]):
+            for place in range(situation["groups"]):
                 weights = waiting.pop(place, None) if step > 1 else start.clone()
-                function(group, weights, gradient.clone(), states[place], part["lr"])
+                function(group, weights, gradient.clone(), states[place], situation["lr"])
                 states[place] = plain(states[place])  # numbers and tensors, and no view of anything larger
-                if step < part["steps"]:
+                if step < situation["steps"]:
                     waiting[place] = weights
         return weights, max(state_bytes(state) for state in states)
 
-    weights, sizes = zip(*on_ranks(part["world_size"], rank, WAIT_SECONDS), strict=True)
+    weights, sizes = zip(*on_ranks(situation["world_size"], rank, WAIT_SECONDS), strict=True)
     return {"weights": torch.stack(weights), "state_bytes": max(sizes)}
 
 
@@ -90,32 +90,33 @@ def state_bytes(value: Any) -> int:
     return getattr(value, "nbytes", 8)
 
 
-def trained_by_torch(part: dict) -> dict:
+def trained_by_torch(situation: dict) -> dict:
     """`torch.optim.AdamW` on gradients averaged over the ranks; and what one rank's moments take."""
-    weights = torch.nn.Parameter(starting_weights(part))
-    optimizer = torch.optim.AdamW([weights], lr=part["lr"])
-    for step in range(part["steps"]):
-        gradients = [gradient_of(part, step, rank) for rank in range(part["world_size"])]
+    weights = torch.nn.Parameter(starting_weights(situation))
+    optimizer = torch.optim.AdamW([weights], lr=situation["lr"])
+    for step in range(situation["steps"]):
+        gradients = [gradient_of(situation, step, rank) for rank in range(situation["world_size"])]
         weights.grad = sum(gradients) / len(gradients)
         optimizer.step()
-    share = -(-part["numel"] // part["world_size"])
-    return {"weights": weights.detach(), "start": starting_weights(part), "state_bytes": 8 * share}
+    share = -(-situation["numel"] // situation["world_size"])
+    return {"weights": weights.detach(), "start": starting_weights(situation), "state_bytes": 8 * share}
 
 
-def compare_training(got: Any, expected: dict) -> tuple[float, str]:
+def compare_training(situation: dict, got: Any, expected: dict) -> Mark:
     """Two thirds for the weights of all ranks, a third for a state that is only this rank's."""
     if type(got) is not dict or got.keys() != {"weights", "state_bytes"} or type(got["state_bytes"]) is not int:
-        return 0.0, "expected weights and a state of tensors and numbers"
+        return Mark(0.0, "expected weights and a state of tensors and numbers")
     fault = weights_fault(got["weights"], expected)
     if fault:
-        return 0.0, fault
+        return Mark(0.0, fault)
     if got["state_bytes"] > expected["state_bytes"] + COUNTER_BYTES:
-        factor = got["state_bytes"] / expected["state_bytes"]
-        return 2 / 3, f"the weights are right, but a rank's state takes {factor:.3g} times as much as its own moments"
-    return 1.0, "as expected"
+        times = f"{got['state_bytes'] / expected['state_bytes']:.3g} times as much as its own moments"
+        return Mark(2 / 3, f"the weights are right, but a rank's state takes {times}")
+    return AS_EXPECTED
 
 
 def weights_fault(weights: Any, expected: dict) -> str | None:
+    """What is wrong with the ranks' weights, in a sentence; None where nothing is."""
     truth = expected["weights"]
     if not isinstance(weights, torch.Tensor) or weights.shape[1:] != truth.shape or weights.dtype != truth.dtype:
         return "the weights must keep their shape and type"
@@ -134,13 +135,13 @@ def weights_fault(weights: Any, expected: dict) -> str | None:
     )
 
 
-zero1_step = Exercise(
+EXERCISE = exercise_of_situations(
     id="lab04.zero1_step",
     points=4,
     draw=draw_trainings,
-    call=in_each(trained),
-    truth=in_each(trained_by_torch),
-    compare=partial(compare_each, compare_training),
+    call=trained,
+    truth=trained_by_torch,
+    compare=compare_training,
     hints=(
         "Pad a copy of the gradient with zeros so that it divides into group.size() parts of the same length.",
         "dist.reduce_scatter adds up. Adam hardly notices a factor, but where gradients are small it does.",

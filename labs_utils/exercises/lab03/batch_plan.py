@@ -1,4 +1,4 @@
-"""Plans of a batch on several ranks: targets of many kinds, and plans that are found by trying one by one."""
+"""`lab03.batch_plan`: micro-batch and micro-steps of several ranks, held against plans tried one by one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from labs_utils.exercises.comparing import close
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import close, exercise_of_situations
 
 PLAN_KEYS = ("target_tokens", "seq_len", "world_size", "largest_micro_batch", "sequences")
+CAUSES = {
+    "grad_accum": "how many sequences fit all ranks in one micro-step, and what if the last is only partly needed?",
+    "micro_batch": "with this many micro-steps, need the micro-batch be the largest?",
+    "tokens_per_step": "count what a step really reads, not what was asked for",
+    "steps": "a step reads whole micro-batches, on every rank, grad_accum times",
+}
 
 
 def draw_plans(rng) -> dict:
@@ -54,27 +61,36 @@ def draw_plan(rng, accumulation: int) -> dict:
     }
 
 
-def searched_plan(case: dict) -> dict:
+def first_plan(target_tokens: int, seq_len: int, world_size: int, largest_micro_batch: int, sequences: int) -> dict:
     """The first plan that reaches the target, tried one by one, and the steps that torch's samplers make."""
     for grad_accum in count(1):
-        for micro_batch in range(1, case["largest_micro_batch"] + 1):
-            tokens = micro_batch * grad_accum * case["world_size"] * case["seq_len"]
-            if tokens >= case["target_tokens"]:
-                sampler = DistributedSampler(range(case["sequences"]), case["world_size"], rank=0, drop_last=True)
+        for micro_batch in range(1, largest_micro_batch + 1):
+            tokens = micro_batch * grad_accum * world_size * seq_len
+            if tokens >= target_tokens:
+                sampler = DistributedSampler(range(sequences), world_size, rank=0, drop_last=True)
                 micro_batches = len(BatchSampler(sampler, micro_batch, drop_last=True))
                 steps = micro_batches // grad_accum
                 plan = {"micro_batch": micro_batch, "grad_accum": grad_accum}
                 return {**plan, "tokens_per_step": tokens, "steps": steps}
 
 
-def compare_plan(got: Any, expected: dict) -> tuple[float, str]:
+def compare_plan(situation: dict, got: Any, expected: dict) -> Mark:
     """`close`, with the question that leads to what is wrong."""
-    score, sentence = close(None, got, expected)
-    causes = {
-        "grad_accum": "how many sequences fit all ranks in one micro-step, and what if the last is only partly needed?",
-        "micro_batch": "with this many micro-steps, need the micro-batch be the largest?",
-        "tokens_per_step": "count what a step really reads, not what was asked for",
-        "steps": "a step reads whole micro-batches, on every rank, grad_accum times",
-    }
-    named = sentence.partition(":")[0]
-    return score, f"{sentence}: {causes[named]}" if named in causes else sentence
+    mark = close(situation, got, expected)
+    wrong = mark.sentence.partition(":")[0]
+    return mark._replace(sentence=f"{mark.sentence}: {CAUSES[wrong]}") if wrong in CAUSES else mark
+
+
+EXERCISE = exercise_of_situations(
+    id="lab03.batch_plan",
+    points=2,
+    draw=draw_plans,
+    call=lambda fn, situation: fn(*(situation[key] for key in PLAN_KEYS)),
+    truth=lambda situation: first_plan(**situation),
+    compare=compare_plan,
+    hints=(
+        "tokens in a step = micro_batch * seq_len * grad_accum * world_size; everything but two factors is given.",
+        "At least means rounding up: -(-a // b) is a / b, rounded up.",
+        "First grad_accum, with the largest micro-batch; then the smallest micro_batch that is enough with it.",
+    ),
+)

@@ -1,16 +1,18 @@
-"""Micro-batches with unequal numbers of targets, and the gradient of the full batch in one piece."""
+"""`lab03.accumulate`: gradients of unequal micro-batches, held against the full batch in one piece."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from labs_utils.exercises.comparing import close
-from labs_utils.exercises.kept import KeepsBytes
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import AS_EXPECTED, close, exercise_of_situations
+from labs_utils.exercises.saved_bytes import KeepsBytes
 from labs_utils.training.step import IGNORED_LABEL
 
 GRADIENT_TOLERANCE = 1e-5  # of the gradient's length: all is in fp64, unless a student computes the loss in fp32
@@ -46,15 +48,15 @@ def draw_accumulations(rng) -> dict:
     return {name: {"seed": int(rng.integers(2**31)), **defaults, **batch} for name, batch in batches.items()}
 
 
-def model_and_batches(part: dict) -> tuple[SmallModel, list[dict[str, torch.Tensor]]]:
+def model_and_batches(situation: dict) -> tuple[SmallModel, list[dict[str, torch.Tensor]]]:
     """The model in fp64, and micro-batches of two rows, not all as long; some use fewer words, and are easier."""
-    generator = torch.Generator().manual_seed(part["seed"])
-    model = SmallModel(bytes_per_token=part["bytes_per_token"]).double()
+    generator = torch.Generator().manual_seed(situation["seed"])
+    model = SmallModel(bytes_per_token=situation["bytes_per_token"]).double()
     for weight in model.parameters():
         weight.data = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * weight.shape[-1] ** -0.5
     batches = []
-    for number, targets in enumerate(part["targets"]):
-        tokens = max(part["targets"]) + 2 + number % 3
+    for number, targets in enumerate(situation["targets"]):
+        tokens = max(situation["targets"]) + 2 + number % 3
         ids = torch.randint(64 // (1 + targets % 3), (2, tokens), generator=generator)
         labels = ids.clone()
         labels[:, targets + 1 :] = IGNORED_LABEL
@@ -70,13 +72,13 @@ def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([gradient.flatten() for gradient in each])
 
 
-def accumulated(function: Callable, part: dict) -> dict:
+def accumulated(function: Callable, situation: dict) -> dict:
     """What `function(model, batches)` leaves in the gradients, what it returns, and what else it changes."""
-    model, batches = model_and_batches(part)
+    model, batches = model_and_batches(situation)
     before = state_of(model, batches)
-    if part["leftover"]:
+    if situation["leftover"]:
         for weight in model.parameters():
-            weight.grad = torch.full_like(weight, part["leftover"])
+            weight.grad = torch.full_like(weight, situation["leftover"])
     with torch.enable_grad():
         loss = function(model, list(batches))
     after = state_of(model, batches)
@@ -90,11 +92,12 @@ def state_of(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> 
         "weights": [weight.detach().clone() for weight in model.parameters()],
         "requires_grad": [weight.requires_grad for weight in model.parameters()],
         "training": [module.training for module in model.modules()],
-        "batches": [copy(batch.get(key)) for batch in batches for key in ("input_ids", "labels")],
+        "batches": [copied(batch.get(key)) for batch in batches for key in ("input_ids", "labels")],
     }
 
 
-def copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """A copy where it is a tensor."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -125,26 +128,44 @@ def full_batch(model: torch.nn.Module, batches: list[dict]) -> float:
     return loss.item()
 
 
-def compare_gradient(got: Any, expected: dict) -> tuple[float, str]:
+def compare_gradient(situation: dict, got: Any, expected: dict) -> Mark:
     """Three quarters for the gradient, a quarter for the loss; nothing where anything else is changed."""
     if type(got) is not dict or got["gradient"].shape != expected["gradient"].shape:
-        return close(None, got, expected)
+        return close(situation, got, expected)
     if got["changed"]:
-        return 0.0, f"only .grad is to change; these did too: {', '.join(got['changed'])}"
-    gradient, truth = got["gradient"], expected["gradient"]
-    score, sentence = 1.0, "as expected"
-    if not (gradient - truth).norm() <= GRADIENT_TOLERANCE * truth.norm():
-        score, sentence = 0.0, describe_gradient(gradient, truth)
-    loss, loss_sentence = close(None, got["loss"], expected["loss"], rel=GRADIENT_TOLERANCE)
-    return 0.75 * score + 0.25 * loss, sentence if score < 1 else loss_sentence.replace("expected", "the loss is", 1)
+        return Mark(0.0, f"only .grad is to change; these did too: {', '.join(got['changed'])}")
+    gradient = mark_gradient(got["gradient"], expected["gradient"])
+    loss = close(situation, got["loss"], expected["loss"], rel=GRADIENT_TOLERANCE)
+    of_the_loss = loss.sentence.replace("expected", "the loss is", 1)
+    return Mark(0.75 * gradient.score + 0.25 * loss.score, gradient.sentence if gradient.score < 1 else of_the_loss)
 
 
-def describe_gradient(gradient: torch.Tensor, truth: torch.Tensor) -> str:
-    """How a wrong gradient lies to the right one."""
+def mark_gradient(gradient: torch.Tensor, truth: torch.Tensor) -> Mark:
+    """Right or wrong, and how a wrong gradient lies to the right one."""
+    if (gradient - truth).norm() <= GRADIENT_TOLERANCE * truth.norm():
+        return AS_EXPECTED
     if not gradient.isfinite().all():
-        return "the gradient isn't finite: the mean of a micro-batch without labels is 0 / 0"
+        return Mark(0.0, "the gradient isn't finite: the mean of a micro-batch without labels is 0 / 0")
     times = (gradient @ truth / (truth @ truth)).item()
     off = ((gradient - times * truth).norm() / truth.norm()).item()
     if off <= GRADIENT_TOLERANCE:
-        return f"the gradient points the right way, and is {times:.4g} times as long: divided by what, and how often?"
-    return f"the gradient is off by {off:.2g} of its length: does every target token weigh the same? what was in .grad?"
+        longer = f"the gradient points the right way, and is {times:.4g} times as long"
+        return Mark(0.0, f"{longer}: divided by what, and how often?")
+    question = "does every target token weigh the same? what was in .grad?"
+    return Mark(0.0, f"the gradient is off by {off:.2g} of its length: {question}")
+
+
+EXERCISE = exercise_of_situations(
+    id="lab03.accumulate",
+    points=4,
+    draw=draw_accumulations,
+    call=accumulated,
+    truth=partial(accumulated, full_batch),
+    compare=compare_gradient,
+    hints=(
+        "Count the targets of all micro-batches before the first backward: that is the one denominator.",
+        'F.cross_entropy(…, reduction="sum") adds up losses without dividing; gradients of sums add up too.',
+        "backward() in every micro-step frees what forward kept; one backward at the end keeps it all.",
+    ),
+    forbidden=("labs_utils", "accelerate", "transformers", "num_items_in_batch"),
+)

@@ -1,36 +1,26 @@
-"""From a student's function to a result: attempt every case, compare the answers, and say it in a sentence."""
+"""Attempts: a student's function is called on cases, what it raises is an outcome, and `check` prints what came out."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import os
-import textwrap
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from labs_utils.exercises.contract import PACKAGE, Exercise, Result, find
-from labs_utils.exercises.plain import NotPlain, as_numbers, plain
+from labs_utils.exercises.contract import PACKAGE, Attempt, Exercise, Result, find
+from labs_utils.exercises.forbidden import forbidden_uses
+from labs_utils.exercises.marking import result_of
+from labs_utils.exercises.plain import NotPlain, plain
 
 CASES = 4
 PUBLIC_SEED = 2026
-STOPPED = ("crash", "timeout", "memory")
 _failed_checks: Counter[str] = Counter()
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What came of calling a student's function on one case: "answered", or an outcome of `Result` and why."""
-
-    outcome: str
-    answer: Any = None
-    message: str = ""
 
 
 def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
@@ -42,25 +32,25 @@ def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
     """
     exercise = find(exercise_id, package)
     result = grade(exercise, fn, np.random.default_rng(PUBLIC_SEED))
-    report = _report(exercise, result)
+    report = report_of(exercise, result)
     if os.environ.get("LABS_STRICT") == "1" and result.score < 1:
         raise AssertionError(report)
     print(report)
 
 
-def _report(exercise: Exercise, result: Result) -> str:
+def report_of(exercise: Exercise, result: Result) -> str:
     """The lines a student reads: outcome, first failing case, a further hint at each failure, flags."""
     lines = [f"{exercise.id}: {result.outcome}. {result.message}"]
     if result.case is not None:
-        lines.append(f"  the case: {_brief(_told(result.case, result.message))}")
+        lines.append(f"  the case: {_brief(_named_situation(result.case, result.message))}")
     if exercise.hints and result.score < 1 and result.outcome != "not attempted":
         lines.append(f"  hint: {exercise.hints[min(_failed_checks[exercise.id], len(exercise.hints) - 1)]}")
         _failed_checks[exercise.id] += 1
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])
 
 
-def _told(case: Any, message: str) -> Any:
-    """The part of a case that the message names, as in "Case 1 of 4: short sequence: …"; else the whole case."""
+def _named_situation(case: Any, message: str) -> Any:
+    """The situation of a case that the message names, as in "Case 1 of 4: short sequence: …"; else the whole case."""
     names = [name for name in case if f": {name}: " in message] if isinstance(case, dict) else []
     return {name: case[name] for name in names[:1]} or case
 
@@ -78,7 +68,7 @@ def grade(exercise: Exercise, fn: Callable, rng: np.random.Generator, cases: int
     """Grade `fn` in this process on `cases` cases drawn with `rng`; no cap on memory or time."""
     drawn = draw_cases(exercise, rng, cases)
     attempts = [attempt(exercise, fn, plain(case)) for case in drawn]
-    return total(exercise, drawn, attempts, forbidden_uses(exercise, _source(fn)))
+    return result_of(exercise, drawn, attempts, forbidden_uses(exercise, _source(fn)))
 
 
 def draw_cases(exercise: Exercise, rng: np.random.Generator, cases: int) -> list:
@@ -111,7 +101,11 @@ def attempt(exercise: Exercise, fn: Callable, case: Any) -> Attempt:
 
 
 def failure(error: BaseException, filename: str) -> Attempt:
-    """An exception in student code as an attempt; the line is the last one in `filename`, the student's own."""
+    """An exception in student code as an attempt; the line is the last one in `filename`, the student's own.
+
+    >>> failure(ZeroDivisionError("division by zero"), "answer.py").message
+    'ZeroDivisionError: division by zero'
+    """
     if isinstance(error, NotImplementedError) and not error.args:  # torch raises it too, with a reason
         return Attempt("not attempted", message="The function is still a stub.")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
@@ -122,67 +116,8 @@ def failure(error: BaseException, filename: str) -> Attempt:
     return Attempt("crash", message=f"{type(error).__name__}: {reason}{where}")
 
 
-def total(exercise: Exercise, cases: list, attempts: list[Attempt], flags: tuple[str, ...] = ()) -> Result:
-    """The result over all cases: the mean score, and the outcome and message of the first case that tells most."""
-    marks = [_mark(exercise, case, tried) for case, tried in zip(cases, attempts, strict=True)]
-    score = sum(mark.score for mark in marks) / len(marks)
-    if score == 1:
-        return Result(1.0, "passed", f"All {len(marks)} cases are right.", flags)
-    stopped = [i for i, mark in enumerate(marks) if mark.outcome in STOPPED]
-    failed = [i for i, mark in enumerate(marks) if mark.score < 1]
-    first = (stopped or failed)[0]
-    outcome = "partly" if score > 0 and not stopped else marks[first].outcome
-    if outcome == "not attempted":
-        return Result(0.0, outcome, marks[first].message, flags)
-    return Result(score, outcome, f"Case {first + 1} of {len(marks)}: {marks[first].message}", flags, cases[first])
-
-
-def _mark(exercise: Exercise, case: Any, tried: Attempt) -> Result:
-    """The result of one case. A comparison that an answer breaks, or a score outside [0, 1], is 0."""
-    if tried.outcome != "answered":
-        return Result(0.0, tried.outcome, tried.message)
-    truth = plain(exercise.truth(case))
-    try:
-        score, sentence = exercise.compare(case, as_numbers(tried.answer, truth), truth)
-        score = float(score) if 0 <= score <= 1 else 0.0
-    except Exception as error:
-        score, sentence = 0.0, f"the answer can't be compared ({type(error).__name__}: {error})"
-    return Result(score, "passed" if score == 1 else "partly" if score else "wrong", sentence)
-
-
 def _source(fn: Callable) -> str:
     try:
         return inspect.getsource(fn)
     except (OSError, TypeError):
         return ""
-
-
-def forbidden_uses(exercise: Exercise, source: str) -> tuple[str, ...]:
-    """A flag for each forbidden name that `source` imports, uses, or spells as a string."""
-    used = [f".{name}." for name in _dotted_names(source)]
-    return tuple(f"uses {name}" for name in exercise.forbidden if any(f".{name}." in other for other in used))
-
-
-def _dotted_names(source: str) -> list[str]:
-    """Every name of a source: `a.b.c` as one, imports with their module, and strings (for `getattr`)."""
-    try:
-        nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    names = [string for string in strings if string.replace(".", "").isidentifier()]  # not a docstring
-    for node in nodes:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            home = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
-            names += [home + alias.name for alias in node.names]
-        elif isinstance(node, (ast.Attribute, ast.Name)):
-            names.append(_dotted(node))
-    return names
-
-
-def _dotted(node: ast.AST) -> str:
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join(reversed([*parts, node.id] if isinstance(node, ast.Name) else parts))

@@ -1,0 +1,75 @@
+"""`lab01.chunked_loss`: a loss whose logits are made in chunks, held against torch's cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from labs_utils.exercises.contract import Exercise, Mark
+from labs_utils.exercises.marking import close
+from labs_utils.training.step import IGNORED_LABEL
+
+LOSS_TOLERANCE = 1e-4  # fp32 sums in another order
+
+
+def draw_loss(rng) -> dict:
+    """Logits and their log-softmax take over 549 MB, beyond the judge's cap, without ignored tokens; a chunk's 50."""
+    chunk_tokens = int(rng.integers(44, 50))
+    return {
+        "seed": int(rng.integers(2**31)),
+        "tokens": 17 * chunk_tokens + int(rng.integers(9, chunk_tokens)),
+        "hidden_size": 16,
+        "vocab_size": 128256,
+        "chunk_tokens": chunk_tokens,
+        "prompt_tokens": 2 * chunk_tokens,
+    }
+
+
+def loss_tensors(case: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """hidden, weight and labels: a prompt and a fifth of the rest ignored, later tokens harder to predict."""
+    generator = torch.Generator().manual_seed(case["seed"])
+    tokens, hidden_size, vocab_size = case["tokens"], case["hidden_size"], case["vocab_size"]
+    hidden = torch.randn(tokens, hidden_size, generator=generator) * torch.linspace(0.1, 1, tokens)[:, None]
+    weight = torch.randn(vocab_size, hidden_size, generator=generator)
+    labels = torch.randint(vocab_size, (tokens,), generator=generator)
+    labels[torch.rand(tokens, generator=generator) < 1 / 5] = IGNORED_LABEL
+    labels[: case["prompt_tokens"]] = IGNORED_LABEL
+    return hidden, weight, labels
+
+
+def mean_loss(case: dict) -> float:
+    """torch's own cross-entropy of every token that counts, summed row by row."""
+    hidden, weight, labels = loss_tensors(case)
+    counted = labels != IGNORED_LABEL
+    rows = zip(hidden[counted].split(32), labels[counted].split(32), strict=True)
+    return sum(F.cross_entropy(x @ weight.T, y, reduction="sum").item() for x, y in rows) / int(counted.sum())
+
+
+def compare_loss(case: dict, answer: Any, truth: float) -> Mark:
+    """`close`, with the factor and a likely cause."""
+    mark = close(case, answer, truth, rel=LOSS_TOLERANCE)
+    if mark.score == 1 or type(answer) is not float:
+        return mark
+    if math.isnan(answer):
+        return mark._replace(sentence=f"{mark.sentence}: the mean over a chunk whose labels are all -100 is 0 / 0")
+    cause = "are ignored tokens in the denominator, or chunks of few labels weighed like full ones?"
+    return mark._replace(sentence=f"{mark.sentence}, {answer / truth:.4g} times as much: {cause}")
+
+
+EXERCISE = Exercise(
+    id="lab01.chunked_loss",
+    points=2,
+    draw=draw_loss,
+    call=lambda fn, case: float(fn(*loss_tensors(case), case["chunk_tokens"])),
+    truth=mean_loss,
+    compare=compare_loss,
+    hints=(
+        "A mean is a sum and a count; carry both from chunk to chunk and divide once.",
+        "hidden.split(chunk_tokens) and labels.split(chunk_tokens) go together; the last chunk may be shorter.",
+        'F.cross_entropy(chunk @ weight.T, labels, reduction="sum") leaves labels of -100 out of the sum.',
+    ),
+    forbidden=("liger_kernel", "linear_cross_entropy"),
+)

@@ -1,0 +1,104 @@
+"""`lab01.peak`: when and how high a step's memory peaks, held against dry runs that peak at different moments."""
+
+from __future__ import annotations
+
+from functools import cache
+from json import dumps, loads
+from typing import Any
+
+from labs_utils.answers.dry_run import NoMemoryMode, dry_run
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import close, compare_bytes, exercise_of_situations, mean_mark
+from labs_utils.exercises.saved_bytes import layer_saved_bytes
+from labs_utils.run import Run
+
+PEAK_TOLERANCE = 0.02  # the small terms that the question leaves out: final norm, token ids, rotary tables
+
+
+def draw_runs(rng) -> dict:
+    """Three runs, one for each place where a peak can be, by a clear margin."""
+    return {
+        "large vocabulary": draw_run(rng, vocab_size=1000 * int(rng.integers(80, 129)), seq_len=4096),
+        "long sequence": draw_run(rng, vocab_size=500 * int(rng.integers(1, 4)), seq_len=16384, checkpointed=True),
+        "short sequence": draw_run(rng, vocab_size=1000 * int(rng.integers(32, 65)), seq_len=128),
+    }
+
+
+def draw_run(rng, **fixed) -> dict:
+    """A run as the student gets it: sizes, and the bytes that one layer saves, found over fake tensors."""
+    kv_heads = 2 ** int(rng.integers(1, 4))
+    run = {
+        "hidden_size": 256 * int(rng.integers(4, 9)),
+        "intermediate_size": 256 * int(rng.integers(12, 24)),
+        "num_hidden_layers": int(rng.integers(2, 4)),
+        "num_attention_heads": kv_heads * 2,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "micro_batch": int(rng.integers(1, 3)),
+        "checkpointed": bool(rng.integers(2)),
+        **fixed,
+    }
+    shape = parse(run).model
+    with NoMemoryMode():
+        saved = layer_saved_bytes(shape.model_dump(), run["micro_batch"] * run["seq_len"])
+    sizes = {"parameters": shape.parameters, "layer_parameters": shape.layer_parameters, "layer_saved_bytes": saved}
+    return {**run, **sizes}
+
+
+def parse(run: dict) -> Run:
+    """The course's `Run` of a run as the student gets it."""
+    checkpointing = "full" if run["checkpointed"] else "none"
+    return Run(model=run, seq_len=run["seq_len"], micro_batch=run["micro_batch"], checkpointing=checkpointing)
+
+
+def phase_of(parts: dict[str, int]) -> str:
+    """The phase of a moment with these live bytes: the loss while there are logits, the end once all gradients exist.
+
+    >>> phase_of({"parameters": 10, "gradients": 4, "logits": 0})
+    'layer'
+    """
+    if parts["logits"]:
+        return "loss"
+    return "end" if parts["gradients"] == parts["parameters"] else "layer"
+
+
+@cache
+def dry_run_peak(run_json: str) -> dict:
+    """The phase and the bytes of a dry run's peak on a CPU, of a run as `draw_run` makes it."""
+    parts = dry_run(parse(loads(run_json))).parts
+    return {"phase": phase_of(parts), "bytes": sum(parts.values())}
+
+
+def compare_peak(situation: dict, got: Any, expected: dict) -> Mark:
+    """Half for the phase, half for the bytes."""
+    if type(got) is not dict or got.keys() != expected.keys():
+        return close(situation, got, expected)
+    phase = close(situation, got["phase"], expected["phase"])
+    phase = phase._replace(sentence=f"{phase.sentence}, where {expected['bytes']:,} bytes are in use")
+    nbytes = compare_bytes(
+        situation,
+        got["bytes"],
+        expected["bytes"],
+        rel=PEAK_TOLERANCE,
+        too_few="weights, moments, kept activations: is one of them left out, or a phase?",
+        too_many="only what is alive at the same moment adds up: there are no gradients yet in the loss, "
+        "no logits later",
+    )
+    return mean_mark({"phase": phase, "bytes": nbytes})
+
+
+EXERCISE = exercise_of_situations(
+    id="lab01.peak",
+    points=3,
+    draw=draw_runs,
+    call=lambda fn, run: fn(run),
+    truth=lambda run: dry_run_peak(dumps(run)),
+    compare=compare_peak,
+    hints=(
+        "Compute the bytes of each moment by itself, then take the largest. All of them hold weights and moments.",
+        "Weights and moments: 2 + 4 bytes a parameter. Loss: 3 * 4 * vocab_size bytes a token on top of what is kept.",
+        "The head's gradient is 2 * vocab_size * hidden_size bytes, a layer's 2 * layer_parameters. In the backward of "
+        "layer i the layers above it are done: num_hidden_layers - i of them.",
+    ),
+    forbidden=("labs_utils", "dry_run", "estimate"),
+)

@@ -1,0 +1,62 @@
+"""`lab05.offload_traffic`: bytes that go to the host and back in a step, held against DeepSpeed's own copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import close, exercise_of_situations
+from labs_utils.workers.silent_peers import lone_rank
+
+BYTES_TOLERANCE = 1e-9  # as far as the order of operations changes a float
+QUESTIONS = {
+    "down": "in which type do gradients go down, and what else goes down when they are accumulated?",
+    "up": "what comes up after the update, and what in a micro-step that adds to gradients on the host?",
+}
+
+
+def draw_steps(rng) -> dict:
+    """Models whose parameters all lie on one rank each, so that everything divides."""
+    steps = {}
+    for name, stage, micro_steps in (
+        ("stage 1", 1, 1),
+        ("stage 1, accumulated", 1, int(rng.integers(2, 6))),
+        ("stage 2", 2, 1),
+        ("stage 2, accumulated", 2, int(rng.integers(2, 6))),
+    ):
+        ranks = int(rng.integers(2, 9))
+        numels = [2 * int(rng.integers(100, 900))] * (ranks * int(rng.integers(1, 4)))
+        steps[name] = {"numels": numels, "stage": stage, "world_size": ranks, "grad_accum": micro_steps}
+    return steps
+
+
+def counted_traffic(situation: dict) -> dict[str, int]:
+    """What DeepSpeed copies to the host and back in a step."""
+    settings = (situation[key] for key in ("numels", "stage", "world_size", "grad_accum"))
+    moved = lone_rank(*settings, offload="optimizer")["moved"]
+    return {"down": moved["device_to_host"], "up": moved["host_to_device"]}
+
+
+def compare_traffic(situation: dict, got: Any, truth: dict) -> Mark:
+    """Half for each direction."""
+    mark = close(situation, got, truth, rel=BYTES_TOLERANCE)
+    wrong = mark.sentence.partition(":")[0]
+    return mark._replace(sentence=f"{mark.sentence}: {QUESTIONS[wrong]}") if wrong in QUESTIONS else mark
+
+
+EXERCISE = exercise_of_situations(
+    id="lab05.offload_traffic",
+    points=3,
+    draw=draw_steps,
+    call=lambda fn, situation: fn(
+        sum(situation["numels"]), situation["stage"], situation["world_size"], situation["grad_accum"]
+    ),
+    truth=counted_traffic,
+    compare=compare_traffic,
+    hints=(
+        "Each rank moves only its part. In a step with one micro-step: gradients in fp32 down, weights in bf16 up.",
+        "Stage 1 has all gradients on the GPU until the last micro-step, so accumulation changes nothing.",
+        "Stage 2 with several micro-steps sends its sum down in bf16 after each, and gets it up in each but the first.",
+    ),
+    forbidden=("labs_utils", "deepspeed", "moved_bytes", "offload_seconds", "estimate", "launch"),
+)
