@@ -21,7 +21,7 @@ handouts/%.html: notebooks/%.ipynb $(COURSE) $(INSTALLED)
 
 # A file's tests stay on one worker: they share what takes long, such as a launch.
 test: lint
-	$(PYTHON) -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=600 tests labs_utils notebooks
+	$(PYTHON) -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=600 tests notebooks
 
 # The quick part of `test`: no notebook, nothing slow.
 check: lint

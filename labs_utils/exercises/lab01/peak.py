@@ -10,6 +10,7 @@ from labs_utils.answers.dry_run import NoMemoryMode, dry_run
 from labs_utils.exercises.contract import Mark
 from labs_utils.exercises.marking import close, compare_bytes, exercise_of_situations, mean_mark
 from labs_utils.exercises.saved_bytes import layer_saved_bytes
+from labs_utils.model_config import SIZES
 from labs_utils.run import Run
 
 PEAK_TOLERANCE = 0.02  # the small terms that the question leaves out: final norm, token ids, rotary tables
@@ -48,7 +49,8 @@ def draw_run(rng, **fixed) -> dict:
 def parse(run: dict) -> Run:
     """The course's `Run` of a run as the student gets it."""
     checkpointing = "full" if run["checkpointed"] else "none"
-    return Run(model=run, seq_len=run["seq_len"], micro_batch=run["micro_batch"], checkpointing=checkpointing)
+    model = {size: run[size] for size in SIZES if size in run}
+    return Run(model=model, seq_len=run["seq_len"], micro_batch=run["micro_batch"], checkpointing=checkpointing)
 
 
 def phase_of(parts: dict[str, int]) -> str:
