@@ -14,6 +14,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401  imported before t
 
 from labs_utils.answer import PHASES, Answer
 from labs_utils.device import this_device
+from labs_utils.profiling.phase_clock import PhaseClock
 from labs_utils.profiling.timing import Spread, timed
 from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
@@ -55,44 +56,24 @@ def on_gpu(run: Run, step: TrainingStep, warm_steps: int = WARM_STEPS, timed_ste
     """Peaks of `torch.cuda.max_memory_allocated` by phase in a warm step, then the time of `timed_steps` more."""
     for _ in range(warm_steps):
         step()
-    peaks = PeakByPhase()
-    step(peaks.begin)
-    peaks.begin("after")
+    clock = PhaseClock(step.device)
+    step(clock.begin)
+    clock.end()
     reserved_bytes, used_bytes = torch.cuda.max_memory_reserved(), device_used_bytes()
     seconds = Spread.of(timed(step, step.device) for _ in range(timed_steps))
-    found = {"phase_seconds": peaks.seconds}
-    found |= {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
+    found = {"phase_seconds": clock.seconds}
+    found |= {"phase_peak_bytes": clock.peak_bytes, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
     if run.checkpointing == "offload":
         found["host_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
-    phase = max(PHASES, key=lambda name: peaks.by_phase[name])
+    phase = max(PHASES, key=lambda name: clock.peak_bytes[name])
     return answer(
         run,
         "ok",
         {**found, **spread(seconds)},
-        peak_bytes=peaks.by_phase[phase],
+        peak_bytes=clock.peak_bytes[phase],
         phase=phase,
         step_seconds=seconds.median,
     )
-
-
-class PeakByPhase:
-    """The allocator's peak in each phase, and its seconds; `begin(name)` ends the phase before."""
-
-    def __init__(self):
-        self.by_phase: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self._name: str | None = None
-        self._began = 0.0
-
-    def begin(self, name: str) -> None:
-        torch.cuda.synchronize()
-        now = time.perf_counter()
-        if self._name:
-            peak = max(torch.cuda.max_memory_allocated(), self.by_phase.get(self._name, 0))
-            self.by_phase[self._name] = peak
-            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._began
-        torch.cuda.reset_peak_memory_stats()
-        self._name, self._began = name, now
 
 
 def device_used_bytes() -> int:

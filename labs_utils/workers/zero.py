@@ -26,7 +26,8 @@ from labs_utils.profiling.deepspeed_tensors import (
     memory_of_host,
     release,
 )
-from labs_utils.profiling.step_clock import ASIDE, StepClock
+from labs_utils.profiling.phase_clock import ASIDE
+from labs_utils.profiling.step_clock import StepClock
 from labs_utils.profiling.tracker import host_memory
 from labs_utils.run import Run, RunError
 from labs_utils.training.cpu_adam import why_no_cpu_adam
