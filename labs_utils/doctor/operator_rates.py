@@ -32,10 +32,10 @@ Section = Callable[[], Iterator[Measured]]
 
 def measured_in_full(device: str, capability: float, gpus: int) -> tuple[list[Measured], list[str]]:
     """Everything that can be measured on "cpu" or "cuda", and a sentence for each part that can't."""
-    found, remarks = [], []
+    rates, remarks = [], []
     for name, section in sections(device, capability, gpus).items():
         try:
-            found.extend(section())
+            rates.extend(section())
         except Exception as error:  # whatever it is, the other parts are measured
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             remarks.append(f"{name} can't be measured here: {first_line}")
@@ -43,7 +43,7 @@ def measured_in_full(device: str, capability: float, gpus: int) -> tuple[list[Me
         remarks.append("There is no GPU here: its products, attention and passes, and the host's time, are left out.")
     elif gpus < 2:
         remarks.append("There is one GPU here: collectives are left out.")
-    return found, remarks
+    return rates, remarks
 
 
 def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
@@ -71,6 +71,7 @@ def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
 
 
 def dtype(name: str):
+    """The `torch.dtype` of a short name."""
     import torch
 
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
@@ -86,6 +87,7 @@ def back_to_back(work: Callable[[], object]) -> Spread:
 
 
 def one_window(work: Callable[[], object], lead, calls: int) -> float:
+    """Seconds a call of so many that wait behind products of `lead`."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -131,9 +133,9 @@ def attention(kernel: str, name: str) -> Iterator[Rate]:
         for length in LENGTHS:
             shape = {"seq_len": length, "heads": HEADS, "head_dim": head_dim}
             products = {"forward": 2, "backward": 5}
-            for part, work in attention_work(kernel, name, length, head_dim).items():
-                per_second = back_to_back(work).rate(products[part] * HEADS * length**2 * head_dim)
-                yield Rate(subject=f"{kernel} attention {part}", shape=shape, per_second=per_second, unit="FLOP/s")
+            for phase, work in attention_work(kernel, name, length, head_dim).items():
+                per_second = back_to_back(work).rate(products[phase] * HEADS * length**2 * head_dim)
+                yield Rate(subject=f"{kernel} attention {phase}", shape=shape, per_second=per_second, unit="FLOP/s")
 
 
 def attention_work(kernel: str, name: str, length: int, head_dim: int) -> dict[str, Callable[[], object]]:
@@ -205,14 +207,15 @@ def optimizer(name: str, weights: str) -> Iterator[Rate]:
 
 
 def copies_to_host() -> Iterator[Rate]:
+    """Bytes a second from the GPU into pinned and into pageable memory."""
     import torch
 
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     pageable = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
-    for kind, target in {"pinned": pageable.pin_memory(), "pageable": pageable}.items():
+    for memory, target in {"pinned": pageable.pin_memory(), "pageable": pageable}.items():
         seconds = time_calls(lambda target=target: target.copy_(source, non_blocking=True), "cuda")
         yield Rate(
-            subject=f"copy device to host, {kind}",
+            subject=f"copy device to host, {memory}",
             shape={"bytes": COPIED_BYTES},
             per_second=seconds.rate(COPIED_BYTES),
             unit="bytes/s",

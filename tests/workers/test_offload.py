@@ -319,7 +319,7 @@ def test_deepspeeds_cpu_adam_is_adamw():
 def test_what_only_deepspeeds_adam_can_do_is_refused_where_it_cant_be_compiled(monkeypatch):
     monkeypatch.setattr(zero, "why_no_cpu_adam", lambda: "no compiler")
     with pytest.raises(RunError, match="offload in precision 'bf16' needs DeepSpeed's CPU Adam, .* no compiler"):
-        zero.cpu_adam(offloaded_run(zero_stage=2, precision="bf16"), torch.device("cpu"), lambda doing: None)
+        zero.choose_cpu_adam(offloaded_run(zero_stage=2, precision="bf16"), torch.device("cpu"), lambda doing: None)
 
 
 def test_a_failed_compilation_is_named_by_the_line_that_says_why():
