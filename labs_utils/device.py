@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
 from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 
+from labs_utils.nvml import ask_driver, first_gpu
 from labs_utils.run import Run
 
 MIB = 2**20
@@ -83,6 +83,9 @@ def known_devices() -> dict[str, Device]:
 def find_device(name: str | None = None) -> Device:
     """The device of that name, whatever its case; without a name, this machine's.
 
+    >>> find_device("h200").name
+    'H200'
+
     Raises:
         DeviceError: one sentence with the names that are known.
     """
@@ -96,36 +99,22 @@ def find_device(name: str | None = None) -> Device:
 
 @cache
 def this_device() -> Device:
-    """This machine's first GPU as `nvidia-smi` names it, else its CPU with the memory of the host."""
-    gpu = _first_gpu()
+    """This machine's first GPU, by its row of `data/gpus.csv` or else by its driver; without one its CPU."""
+    gpu = ask_driver(first_gpu)
     if gpu is None:
         import psutil
 
         return CPU.model_copy(update={"memory_bytes": psutil.virtual_memory().total})
-    name, memory_mib, capability = gpu
     for device in known_devices().values():
-        if device.matches and name.startswith(device.matches):
+        if device.matches and gpu.name.startswith(device.matches):
             return device
-    capability = float(capability)
-    workspace_bytes = HOPPER_WORKSPACE_BYTES if int(capability) == 9 else WORKSPACE_BYTES
-    shared = not memory_mib.replace(".", "").isdigit()  # "[N/A]" where GPU and CPU share their memory
-    memory_bytes = None if shared else int(float(memory_mib) * MIB)
-    return Device(name=name, memory_bytes=memory_bytes, compute_capability=capability, workspace_bytes=workspace_bytes)
+    is_hopper = int(gpu.compute_capability) == 9
+    return Device(**gpu._asdict(), workspace_bytes=HOPPER_WORKSPACE_BYTES if is_hopper else WORKSPACE_BYTES)
 
 
 def usable_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _first_gpu() -> list[str] | None:
-    """Name, memory in MiB and compute capability of the first NVIDIA GPU, or None."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
-    try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [field.strip() for field in listed.splitlines()[0].split(",")] if listed.strip() else None
 
 
 def __getattr__(name: str) -> Device:

@@ -1,6 +1,7 @@
 """Devices: what the table says, which attention kernel a run gets, and what this machine is taken for."""
 
-import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from labs_utils import device as devices
 from labs_utils.device import CPU, DeviceError, find_device, known_devices, this_device
 from labs_utils.run import Run
+from labs_utils.versions import driver_version
 
 GPUS = [device for device in known_devices().values() if device.is_gpu]
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
@@ -80,44 +82,90 @@ def test_a_known_device_is_a_name_of_the_module():
         _ = devices.H2000
 
 
-def this_machine(monkeypatch, listed: str | Exception):
-    """`this_device()` where nvidia-smi prints `listed` or fails with it."""
+class Driver(ModuleType):
+    """A stand-in for `pynvml`: a driver with these GPUs, each (name, bytes or None, capability); None: no driver."""
 
-    def nvidia_smi(command, **keywords):
-        assert command[0] == "nvidia-smi"
-        if isinstance(listed, Exception):
-            raise listed
-        return subprocess.CompletedProcess(command, 0, stdout=listed)
+    class NVMLError(Exception):
+        pass
 
-    monkeypatch.setattr(devices.subprocess, "run", nvidia_smi)
-    return this_device.__wrapped__()
+    class NVMLError_NotSupported(NVMLError):
+        pass
+
+    def __init__(self, gpus: list[tuple] | None):
+        super().__init__("pynvml")
+        self.gpus, self.is_open = gpus, False
+
+    def nvmlInit(self):
+        if self.gpus is None:
+            raise self.NVMLError("Driver Not Loaded")
+        self.is_open = True
+
+    def nvmlShutdown(self):
+        self.is_open = False
+
+    def nvmlSystemGetDriverVersion(self):
+        return "580.159.04"
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if not self.is_open or index >= len(self.gpus):
+            raise self.NVMLError("Not Found")
+        return self.gpus[index]
+
+    def nvmlDeviceGetName(self, gpu):
+        return gpu[0]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):
+        if gpu[1] is None:
+            raise self.NVMLError_NotSupported("Not Supported")
+        return SimpleNamespace(total=gpu[1])
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu):
+        return gpu[2]
+
+
+@pytest.fixture
+def machine_with(monkeypatch):
+    """`this_device()` on a machine whose driver knows these GPUs; without any argument, one without `pynvml`."""
+
+    def look(*gpus):
+        driver = Driver(*gpus) if gpus else None
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        device = this_device.__wrapped__()
+        assert not gpus or not driver.is_open
+        return device
+
+    return look
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-def test_a_gpu_of_the_table_is_recognised_by_the_name_its_driver_gives(monkeypatch, gpu):
-    listed = f"{gpu.matches}, 12345, {gpu.compute_capability}\nTesla K80, 11441, 3.7\n"
-    assert this_machine(monkeypatch, listed) is gpu
+def test_a_gpu_of_the_table_is_recognised_by_the_name_its_driver_gives(machine_with, gpu):
+    capability = [int(digit) for digit in str(gpu.compute_capability).split(".")]
+    assert machine_with([(gpu.matches, 12345 * 2**20, capability), ("Tesla K80", 11441 * 2**20, [3, 7])]) is gpu
 
 
 @pytest.mark.parametrize(
-    "listed, workspace_bytes",
-    [("NVIDIA L4, 23034, 8.9\n", 8519680), ("NVIDIA GH200 480GB, 97871, 9.0\n", 32 * 2**20)],
+    "gpu, workspace_bytes",
+    [(("NVIDIA L4", 24152899584, [8, 9]), 8519680), (("NVIDIA GH200 480GB", 102625181696, [9, 0]), 32 * 2**20)],
 )
-def test_another_gpu_keeps_its_own_name_memory_and_workspace(monkeypatch, listed, workspace_bytes):
-    name, memory_mib, capability = listed.strip().split(", ")
-    found = this_machine(monkeypatch, listed)
-    assert (found.name, found.memory_bytes) == (name, int(memory_mib) * 2**20)
-    assert (found.compute_capability, found.workspace_bytes) == (float(capability), workspace_bytes)
+def test_another_gpu_keeps_its_own_name_memory_and_workspace(machine_with, gpu, workspace_bytes):
+    name, memory_bytes, (major, minor) = gpu
+    device = machine_with([gpu])
+    assert (device.name, device.memory_bytes) == (name, memory_bytes)
+    assert (device.compute_capability, device.workspace_bytes) == (major + minor / 10, workspace_bytes)
 
 
-@pytest.mark.parametrize(
-    "listed", [FileNotFoundError(), subprocess.CalledProcessError(9, "nvidia-smi"), "", "\n"], ids=repr
-)
-def test_a_machine_without_a_gpu_is_a_cpu_with_the_hosts_memory(monkeypatch, listed):
-    found = this_machine(monkeypatch, listed)
-    assert found.name == "cpu" and not found.is_gpu
-    assert found.memory_bytes == psutil.virtual_memory().total
+@pytest.mark.parametrize("driver", [(), (None,), ([],)], ids=["no package", "no driver", "no GPU"])
+def test_a_machine_without_a_gpu_is_a_cpu_with_the_hosts_memory(machine_with, driver):
+    device = machine_with(*driver)
+    assert device.name == "cpu" and not device.is_gpu
+    assert device.memory_bytes == psutil.virtual_memory().total
 
 
-def test_a_gpu_that_shares_the_hosts_memory_has_no_memory_of_its_own(monkeypatch):
-    assert this_machine(monkeypatch, "NVIDIA GB10, [N/A], 12.1\n").memory_bytes is None
+def test_a_gpu_that_shares_the_hosts_memory_has_no_memory_of_its_own(machine_with):
+    assert machine_with([("NVIDIA GB10", None, [12, 1])]).memory_bytes is None
+
+
+@pytest.mark.parametrize("gpus, version", [([], "580.159.04"), (None, "unknown")])
+def test_the_drivers_version_is_its_own_or_unknown(monkeypatch, gpus, version):
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(gpus))
+    assert driver_version() == version

@@ -27,6 +27,7 @@ IMPORT_TO_PACKAGE = {
     "liger_kernel": "liger-kernel",
     "IPython": "ipykernel",
     "flash_attn": "flash-attn",
+    "pynvml": "nvidia-ml-py",
 }
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

@@ -8,6 +8,7 @@ from statistics import mean
 from labs_utils.answer import Answer
 from labs_utils.run import Run
 from labs_utils.workers.launch import launch_each
+from labs_utils.workers.rank_report import RankReport
 
 WORKER = "labs_utils.workers.zero"
 
@@ -16,8 +17,7 @@ def measure_ranks(runs: list[Run], limit_seconds: float, threads: int | None = N
     """Measure runs of as many ranks each, one after another in one launch; answers come as they are made.
 
     Each is that of the rank with the largest peak. Its `provenance` has besides the `rank_peak_bytes` of all, the
-    `losses` of the first steps (means over the ranks) and whatever else the worker reports of a run
-    (`labs_utils.workers.zero`).
+    `losses` of the first steps (means over the ranks) and the other fields of that rank's `RankReport`.
 
     Raises:
         LaunchError: one sentence with the first real error of a rank.
@@ -27,14 +27,13 @@ def measure_ranks(runs: list[Run], limit_seconds: float, threads: int | None = N
 
 
 def of_all(ranks: list[dict]) -> Answer:
-    """One answer from those of all ranks to one run."""
-    peaks = [rank["answer"]["peak_bytes"] for rank in ranks]
-    largest = ranks[peaks.index(max(peaks))]
-    losses = [mean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in ranks), strict=True)]
-    answer = Answer.model_validate(largest["answer"])
-    answer.provenance.update({name: value for name, value in largest.items() if name not in ("answer", "losses")})
-    answer.provenance.update(rank_peak_bytes=peaks, losses=losses)
-    return answer
+    """One answer from the reports of all ranks on one run: that of the rank with the largest peak."""
+    reports = [RankReport.model_validate(rank) for rank in ranks]
+    peaks = [report.answer.peak_bytes for report in reports]
+    largest = reports[peaks.index(max(peaks))]
+    losses = [mean(of_ranks) for of_ranks in zip(*(report.losses for report in reports), strict=True)]
+    provenance = {**largest.answer.provenance, **largest.provenance(), "rank_peak_bytes": peaks, "losses": losses}
+    return largest.answer.model_copy(update={"provenance": provenance})
 
 
 def uses_gpus(run: Run) -> bool:

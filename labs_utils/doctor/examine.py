@@ -19,7 +19,7 @@ TRIAL_SECONDS = 60
 
 
 def this_machine() -> Machine:
-    """This machine as `nvidia-smi`, torch and the operating system see it."""
+    """This machine as NVIDIA's driver, torch and the operating system see it."""
     import psutil
     import torch
 

@@ -33,10 +33,10 @@ Section = Callable[[], Iterator[Measured]]
 
 def measured_in_full(device: str, capability: float, gpus: int) -> tuple[list[Measured], list[str]]:
     """Everything that can be measured on "cpu" or "cuda", and a sentence for each part that can't."""
-    found, remarks = [], []
+    rates, remarks = [], []
     for name, section in sections(device, capability, gpus).items():
         try:
-            found.extend(section())
+            rates.extend(section())
         except Exception as error:  # whatever it is, the other parts are measured
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             remarks.append(f"{name} can't be measured here: {first_line}")
@@ -44,7 +44,7 @@ def measured_in_full(device: str, capability: float, gpus: int) -> tuple[list[Me
         remarks.append("There is no GPU here: its products, attention and passes, and the host's time, are left out.")
     elif gpus < 2:
         remarks.append("There is one GPU here: collectives are left out.")
-    return found, remarks
+    return rates, remarks
 
 
 def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
@@ -72,6 +72,7 @@ def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
 
 
 def dtype(name: str):
+    """The `torch.dtype` of a short name."""
     import torch
 
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
@@ -87,6 +88,7 @@ def back_to_back(work: Callable[[], object]) -> Spread:
 
 
 def one_window(work: Callable[[], object], lead, calls: int) -> float:
+    """Seconds a call of so many that wait behind products of `lead`."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -207,6 +209,7 @@ def optimizer(name: str, weights: str) -> Iterator[Rate]:
 
 
 def copies_to_host() -> Iterator[Rate]:
+    """Bytes a second from the GPU into pinned and into pageable memory."""
     import torch
 
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda")

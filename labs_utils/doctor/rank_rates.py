@@ -35,12 +35,12 @@ def host_of_all_ranks(ranks: int) -> Iterator[Rate]:
 
 
 def slowest_of(worker: str, argument: dict, ranks: int) -> Iterator[dict]:
-    """What a worker has timed, one thing after another: of each the slowest rank's."""
+    """Each time that a worker measures, as plain data: that of the slowest rank."""
     from labs_utils.workers.launch import launch
 
     of_ranks = launch(f"labs_utils.workers.{worker}", argument, ranks, LIMIT_SECONDS, show=quietly)
-    for found in zip(*of_ranks, strict=True):
-        yield max(found, key=lambda each: each["seconds"]["median"])
+    for same in zip(*of_ranks, strict=True):
+        yield max(same, key=lambda each: each["seconds"]["median"])
 
 
 def collectives(ranks: int) -> Iterator[Timing]:
@@ -55,6 +55,7 @@ def quietly(text: str) -> None:
 
 
 def host_timing(name: str, run: Run, seconds: Spread) -> Timing:
+    """A step's time under the name that `labs_utils.time_model.subjects` looks for."""
     shape = {"layers": run.model.num_hidden_layers, "ranks": run.world_size}
     return Timing(subject=host_step(engine_name(run.engine, run.zero_stage), name), shape=shape, seconds=seconds)
 
@@ -74,16 +75,20 @@ def host_alone(device: str = "cuda") -> Iterator[Timing]:
 def host_of_engines(ranks: int) -> Iterator[Timing]:
     """DDP and DeepSpeed's stages, in processes of their own; recomputing tells only where modules have hooks."""
     from labs_utils.workers.launch import launch
+    from labs_utils.workers.rank_report import RankReport
 
     runs = list(host_runs(engine="ddp", world_size=ranks).items())
     for stage in range(4):
         keys = {"zero": STAGE_3_KEYS} if stage == 3 else {}
         fields = {"engine": "deepspeed", "precision": "bf16-master", "zero_stage": stage, "world_size": ranks}
         runs += host_runs(**fields, **keys).items()
-    told = {3: ("none", "full")}
-    runs = [(name, run) for name, run in runs if run.checkpointing in told.get(run.zero_stage, ("none",))]
+    runs = [
+        (name, run)
+        for name, run in runs
+        if run.checkpointing == "none" or (run.zero_stage, run.checkpointing) == (3, "full")
+    ]
     argument = {"runs": [run.to_dict() for _, run in runs]}
-    answers = [found["answer"] for found in launch("labs_utils.workers.zero", argument, ranks, 120, show=quietly)[0]]
-    for (name, run), answer in zip(runs, answers, strict=True):
-        spread = {"p20": answer["provenance"]["step_seconds_p20"], "p80": answer["provenance"]["step_seconds_p80"]}
-        yield host_timing(name, run, Spread(median=answer["step_seconds"], **spread))
+    of_rank_0 = launch("labs_utils.workers.zero", argument, ranks, 120, show=quietly)[0]
+    for (name, run), report in zip(runs, map(RankReport.model_validate, of_rank_0), strict=True):
+        p20, p80 = (report.answer.provenance[f"step_seconds_{percentile}"] for percentile in ("p20", "p80"))
+        yield host_timing(name, run, Spread(median=report.answer.step_seconds, p20=p20, p80=p80))

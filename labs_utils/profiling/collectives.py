@@ -16,14 +16,14 @@ COLLECTIVES = {
 class CommunicationCounter(TorchDispatchMode):
     """Context manager that counts what this rank hands to collectives, whoever calls them: DeepSpeed, DDP, a cell.
 
-    `found` is {"all_gather": {"calls": 3, "bytes": 3000}, …}. `bytes` are those of the whole tensor, so what all ranks
+    `counts` is {"all_gather": {"calls": 3, "bytes": 3000}, …}. `bytes` are those of the whole tensor, so what all ranks
     hold after an all-gather and what each rank holds before a reduce-scatter; a ring moves (N-1)/N of it through each
     rank, and twice that for an all-reduce.
     """
 
     def __init__(self):
         super().__init__()
-        self.found: dict[str, dict[str, int]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
@@ -31,13 +31,14 @@ class CommunicationCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, func, args) -> None:
-        name = next((name for part, name in COLLECTIVES.items() if part in str(func)), None)
+        name = next((name for word, name in COLLECTIVES.items() if word in str(func)), None)
         whole_bytes = max(map(tensor_bytes, args), default=0)
         if name and whole_bytes:
-            count = self.found.setdefault(name, {"calls": 0, "bytes": 0})
+            count = self.counts.setdefault(name, {"calls": 0, "bytes": 0})
             count["calls"] += 1
             count["bytes"] += whole_bytes
 
 
 def tensor_bytes(argument) -> int:
+    """Bytes of the tensors in one argument of an operator, however deep in lists."""
     return sum(value.nbytes for value in tree_iter(argument) if isinstance(value, torch.Tensor))

@@ -11,7 +11,8 @@ import torch
 
 from labs_utils.allocator import pinned_bytes
 
-PART = {
+# The part of `labs_utils.answer.PARTS` that each kind counts as.
+PART_OF = {
     "parameters": "parameters", "gradients": "gradients", "master_weights": "optimizer_states",
     "moments": "optimizer_states", "buffers": "buffers",
 }  # fmt: skip
@@ -23,8 +24,6 @@ GRADIENTS = (
 )  # fmt: skip
 BUCKETS = ("ipg_buckets",)  # during backward, gradients are views of them
 PARAMETERS = ("bit16_groups_flat", "lp_param_buffer", "param_groups_fp16_flat_cpu_memory")
-
-
 # Where an offloaded optimizer keeps what is the host's: the masters' gradients, staging copies, gradients to add to.
 ON_HOST = (
     "param_buffer_of_bit16_for_cpu_offload_groups", "temp_grad_buffer_for_cpu_offload", "accumulated_grads_in_cpu",
@@ -42,31 +41,31 @@ def host_tensors(step) -> list[torch.Tensor]:
         return []
     masters = attributes(zero, MASTER_WEIGHTS)
     moments = list(tensors_in(list(step.optimizer.state.values())))
-    found = [*masters, *gradients(masters), *moments, *attributes(zero, ON_HOST)]
+    tensors = [*masters, *gradients(masters), *moments, *attributes(zero, ON_HOST)]
     if step.run.offload == "all":
-        found += partitions(step.model.parameters())
-    return [tensor for tensor in without_repeats({"host": found})["host"] if tensor.device.type == "cpu"]
+        tensors += partitions(step.model.parameters())
+    return [tensor for tensor in without_repeats({"host": tensors})["host"] if tensor.device.type == "cpu"]
 
 
 def host_bytes(step) -> dict[str, int]:
     """Bytes of those tensors: "pinned" as PyTorch's allocator rounds them up, and "pageable"."""
-    found = {"pinned": 0, "pageable": 0}
+    sizes = {"pinned": 0, "pageable": 0}
     for tensor in host_tensors(step):
         pinned = tensor.is_pinned()
         nbytes = tensor.untyped_storage().nbytes()
-        found["pinned" if pinned else "pageable"] += pinned_bytes(nbytes) if pinned else nbytes
-    return found
+        sizes["pinned" if pinned else "pageable"] += pinned_bytes(nbytes) if pinned else nbytes
+    return sizes
 
 
 def held_tensors(step) -> dict[str, list[torch.Tensor]]:
-    """The tensors of a `DdpStep` or `DeepSpeedStep` by kind (those of `PART`), each storage under its first kind only.
+    """The tensors of a `DdpStep` or `DeepSpeedStep` by kind (those of `PART_OF`), each storage under its first kind.
 
     "buffers" is whatever else DeepSpeed's optimizer refers to: buckets that it reduces gradients in, staging copies.
     """
     zero = getattr(step, "zero_optimizer", None)
     parameters = list(step.model.parameters())
     masters = attributes(zero, MASTER_WEIGHTS)
-    found = {
+    by_kind = {
         "buckets": attributes(zero, BUCKETS),
         "parameters": [*parameters, *partitions(parameters), *attributes(zero, PARAMETERS)],
         "gradients": [*gradients(parameters + masters), *attributes(zero, GRADIENTS), *getattr(step, "buckets", [])],
@@ -74,16 +73,22 @@ def held_tensors(step) -> dict[str, list[torch.Tensor]]:
         "moments": list(tensors_in(list(step.optimizer.state.values()))),
         "buffers": list(tensors_in(zero)),
     }
-    kept = without_repeats(found)
+    kept = without_repeats(by_kind)
     kept["buffers"] += kept.pop("buckets")
     return kept
 
 
 def attributes(owner, names: tuple[str, ...]) -> list[torch.Tensor]:
+    """The tensors in those attributes that the owner has."""
     return [tensor for name in names for tensor in tensors_in(getattr(owner, name, None))]
 
 
 def gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients of those that have one.
+
+    >>> gradients([torch.zeros(2, requires_grad=True)])
+    []
+    """
     return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
 
@@ -107,10 +112,10 @@ def tensors_in(value, depth: int = 4) -> Iterator[torch.Tensor]:
             yield from tensors_in(each, depth - 1)
 
 
-def without_repeats(found: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+def without_repeats(by_kind: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
     """One tensor for each storage that has bytes, under the first kind that names it."""
     seen, kept = set(), {}
-    for kind, tensors in found.items():
+    for kind, tensors in by_kind.items():
         kept[kind] = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -126,19 +131,24 @@ def held_bytes(step) -> dict[str, dict[str, int]]:
 
 
 def by_device(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    """Bytes of the tensors' storages by device.
+
+    >>> by_device([torch.zeros(10), torch.zeros(5, dtype=torch.bfloat16)])
+    {'cpu': 50}
+    """
+    sizes: dict[str, int] = {}
     for tensor in tensors:
-        found[tensor.device.type] = found.get(tensor.device.type, 0) + tensor.untyped_storage().nbytes()
-    return found
+        sizes[tensor.device.type] = sizes.get(tensor.device.type, 0) + tensor.untyped_storage().nbytes()
+    return sizes
 
 
-def memory_of_host(step) -> dict[str, int]:
+def host_memory_bytes(step) -> dict[str, int]:
     """Bytes that are held on the host; with a GPU, what PyTorch's allocator of pinned memory says it has given out."""
-    found = host_bytes(step)
+    sizes = host_bytes(step)
     if step.device.type == "cuda":
-        told = torch.cuda.host_memory_stats()
-        found |= {name: told.get(f"{name}_bytes.current", 0) for name in ("allocated", "reserved", "active")}
-    return {**found, "resident": psutil.Process().memory_info().rss}
+        stats = torch.cuda.host_memory_stats()
+        sizes |= {name: stats.get(f"{name}_bytes.current", 0) for name in ("allocated", "reserved", "active")}
+    return {**sizes, "resident": psutil.Process().memory_info().rss}
 
 
 def release(step) -> None:

@@ -1,7 +1,4 @@
-"""`StepClock`: one training step taken apart: its phases, the copies between device and host, and the host's work.
-
-A step that it watches waits for the device as each phase begins, so it takes a little longer than one that is timed.
-"""
+"""`StepClock`: one training step taken apart: its phases, the copies between device and host, and the host's work."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labs_utils.profiling.timing import synchronize
+from labs_utils.profiling.phase_clock import PhaseClock
 
-ASIDE = "aside"  # a phase that doesn't count
 DOWN, UP = "device_to_host", "host_to_device"
 COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
@@ -22,54 +18,49 @@ COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 class StepClock(TorchDispatchMode):
     """Context manager around one step that is called with `clock.begin` as its `on_phase`.
 
-    `phases` are seconds by phase, `work` seconds of what `watching` has wrapped, `copies` are {phase: {direction:
+    `phases` are seconds by phase, `host_work` seconds of what `watching` has wrapped, `copies` are {phase: {direction:
     {"calls", "bytes", "pinned_bytes", "seconds"}}}. Copies inside the host or inside the device don't count. A CPU has
     one memory: there `on_host` are the tensors that would be the host's.
     """
 
     def __init__(self, device: torch.device, on_host: Iterable[torch.Tensor] = ()):
         super().__init__()
+        self._clock = PhaseClock(device)
         self._host_storages = {tensor.untyped_storage()._cdata for tensor in on_host}
-        self.device = device
-        self.phases: dict[str, float] = {}
-        self.work: dict[str, float] = {}
-        self.copies: dict[str, dict[str, dict[str, float]]] = {}
-        self._phase, self._began = "before", 0.0
+        self.device, self.phases = device, self._clock.seconds
+        self.host_work: dict[str, float] = {}
+        self.copies: dict[str, dict[str, dict[str, int | float]]] = {}
         self._events: list[tuple[dict, torch.cuda.Event, torch.cuda.Event]] = []
 
     def begin(self, phase: str) -> None:
         """End the phase before, and begin this one."""
-        synchronize(self.device)
-        now = time.perf_counter()
-        if self._phase not in ("before", ASIDE):
-            self.phases[self._phase] = self.phases.get(self._phase, 0.0) + now - self._began
-        self._phase, self._began = phase, now
+        self._clock.begin(phase)
 
     def end(self) -> None:
         """End the last phase and read the device's clocks."""
-        self.begin("after")
-        for count, begin, end in self._events:
-            count["seconds"] += begin.elapsed_time(end) / 1000
+        self._clock.end()
+        for copies, begin, end in self._events:
+            copies["seconds"] += begin.elapsed_time(end) / 1000
         self._events.clear()
 
     @contextmanager
     def watching(self, owner, method: str, name: str) -> Iterator[None]:
-        """Time each call of a method of the host's as `work[name]`; it must have ended when it returns."""
+        """Time each call of a method of the host's as `host_work[name]`; it must have ended when it returns."""
         called = getattr(owner, method)
-        setattr(owner, method, self._timed(called, name))
+        setattr(owner, method, self._with_stopwatch(called, name))
         try:
             yield
         finally:
             setattr(owner, method, called)
 
-    def _timed(self, called: Callable, name: str) -> Callable:
-        def timed(*args, **kwargs):
+    def _with_stopwatch(self, called: Callable, name: str) -> Callable:
+        def with_stopwatch(*args, **kwargs):
             begin = time.perf_counter()
             result = called(*args, **kwargs)
-            self.work[name] = self.work.get(name, 0.0) + time.perf_counter() - begin
+            self.host_work[name] = self.host_work.get(name, 0.0) + time.perf_counter() - begin
             return result
 
-        return timed
+        return with_stopwatch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -108,17 +99,17 @@ class StepClock(TorchDispatchMode):
         """Count one copy. Where it changes the type too, the host does that: aten/src/ATen/native/cuda/Copy.cu."""
         on_host = result if way == DOWN else source
         nbytes = source.nbytes if way == DOWN else result.nbytes
-        counts = self.copies.setdefault(self._phase, {})
-        count = counts.setdefault(way, {"calls": 0, "bytes": 0, "pinned_bytes": 0, "seconds": 0.0})
-        count["calls"] += 1
-        count["bytes"] += nbytes
-        count["pinned_bytes"] += nbytes if on_host.is_pinned() and result.dtype == source.dtype else 0
+        of_phase = self.copies.setdefault(self._clock.phase, {})
+        copies = of_phase.setdefault(way, {"calls": 0, "bytes": 0, "pinned_bytes": 0, "seconds": 0.0})
+        copies["calls"] += 1
+        copies["bytes"] += nbytes
+        copies["pinned_bytes"] += nbytes if on_host.is_pinned() and result.dtype == source.dtype else 0
         if begin is not None:
-            self._events.append((count, begin, end))
+            self._events.append((copies, begin, end))
 
     def moved_bytes(self) -> dict[str, int]:
         """Bytes that crossed in each direction, in all phases."""
-        return {way: sum(counts.get(way, {}).get("bytes", 0) for counts in self.copies.values()) for way in (DOWN, UP)}
+        return {way: sum(copies.get(way, {}).get("bytes", 0) for copies in self.copies.values()) for way in (DOWN, UP)}
 
     def split_seconds(self) -> dict[str, float]:
         """Seconds of the phases, and of what happens inside them: transfers, and the host's work by name.
@@ -127,7 +118,7 @@ class StepClock(TorchDispatchMode):
         """
         gradients = self._copy_seconds("backward", DOWN)
         parameters = sum(self._copy_seconds(phase, UP) for phase in self.copies)
-        return {**self.phases, **self.work, "gradient_transfer": gradients, "parameter_transfer": parameters}
+        return {**self.phases, **self.host_work, "gradient_transfer": gradients, "parameter_transfer": parameters}
 
     def _copy_seconds(self, phase: str, way: str) -> float:
         return self.copies.get(phase, {}).get(way, {}).get("seconds", 0.0)

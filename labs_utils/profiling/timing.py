@@ -38,7 +38,7 @@ def synchronize(device="cuda") -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(work: Callable[[], object], device="cpu") -> float:
+def time_call(work: Callable[[], object], device="cpu") -> float:
     """Seconds of one call, begun and ended with nothing left to do on the device."""
     synchronize(device)
     begin = time.perf_counter()
@@ -58,5 +58,5 @@ def time_calls(
         work()
     seconds: list[float] = []
     while len(seconds) < FEWEST_REPEATS or (len(seconds) < repeats and sum(seconds) < budget_seconds):
-        seconds.append(timed(work, device))
+        seconds.append(time_call(work, device))
     return Spread.of(seconds)

@@ -1,4 +1,4 @@
-"""What offload needs of the host: its Adam, and bytes of memory for each rank, known before anything is allocated."""
+"""The Adam that works on the host for an offloaded optimizer: DeepSpeed's, once it has been compiled."""
 
 from __future__ import annotations
 

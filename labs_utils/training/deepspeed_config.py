@@ -1,4 +1,4 @@
-"""`deepspeed_config`: what DeepSpeed is told for a run, from the files in `data/deepspeed/`."""
+"""`deepspeed_config`: DeepSpeed's settings for a run, from the files in `data/deepspeed/`."""
 
 from __future__ import annotations
 

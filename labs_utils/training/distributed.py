@@ -114,7 +114,7 @@ class DeepSpeedStep(TrainingStep):
         return build_optimizer(self.run, parameters)
 
     def __call__(self, on_phase: Callable[[str], None] = lambda name: None, micro_steps: int | None = None) -> None:
-        """One step of the engine; it takes as many micro-steps as it was told when it was made."""
+        """One step of the engine; it always takes the run's number of micro-steps."""
         for remaining in reversed(range(self.run.grad_accum)):
             self.micro_step(on_phase)
             if not remaining:

@@ -39,9 +39,9 @@ def main() -> None:
 
 
 def first_to_fail(failure: tuple) -> tuple:
-    """Sort key: ranks that were told to end, as this agent tells the others, come after those that ended themselves."""
-    rank, found = failure
-    return found.exitcode == -signal.SIGTERM, found.timestamp, rank
+    """Sort key: ranks that ended themselves first, in order of time; then those that this agent ended."""
+    rank, process = failure
+    return process.exitcode == -signal.SIGTERM, process.timestamp, rank
 
 
 def config(folder: Path, workers: int, port: int) -> LaunchConfig:

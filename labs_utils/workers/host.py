@@ -33,19 +33,21 @@ def work(argument: dict, progress: Progress) -> list[dict]:
         if not why_no_cpu_adam():
             adams[CPU_ADAM] = compiled_cpu_adam
     start_links(device)
-    found = list(copies(device, progress))
+    timings = list(copies(device, progress))
     for threads in argument["threads"]:
         set_threads(threads)
-        found += host_work(adams, count, threads, progress)
-    return found
+        timings += host_work(adams, count, threads, progress)
+    return timings
 
 
 def together(call: Callable[[], object], device) -> dict:
+    """Seconds a call on all ranks at once, as a `Spread` in plain data."""
     dist.barrier()
     return time_calls(call, device, repeats=5, budget_seconds=float("inf")).model_dump()
 
 
 def copies(device: torch.device, progress: Progress) -> Iterator[dict]:
+    """Copies of 1 GiB between a GPU and the host, one way and both ways at once; none without a GPU."""
     if device.type != "cuda":
         return
     here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)

@@ -109,14 +109,14 @@ def refuse_taken(port: int) -> None:
 
 def first_error(agent: Agent, answers: list[dict], killed_for_memory: bool) -> LaunchError:
     """The error that came first, before those of ranks that only lost their peer."""
-    told = sorted((answer for answer in answers if "reason" in answer), key=lambda answer: answer["at"])
-    real = [answer for answer in told if not any(words in answer["reason"] for words in PEER_LOST)]
+    errors = sorted((answer for answer in answers if "reason" in answer), key=lambda answer: answer["at"])
+    real = [answer for answer in errors if not any(words in answer["reason"] for words in PEER_LOST)]
     dead = {rank: code for rank, code in agent.exit_codes().items() if not answers[rank]}
     if dead and not real:
         rank, code = next(iter(dead.items()))
         return death(agent, rank, code, killed_for_memory)
-    if told:
-        first = (real or told)[0]
+    if errors:
+        first = (real or errors)[0]
         where = f"rank {first['rank']} of {len(answers)}"
         return LaunchError(first["outcome"], f"{where} failed: {first['reason']}", agent.log(first["rank"]))
     silent = [str(rank) for rank, answer in enumerate(answers) if not answer]

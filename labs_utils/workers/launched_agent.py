@@ -23,7 +23,7 @@ class Agent:
 
     def __init__(self, folder: Path, workers: int, port: int, threads: int | None = None):
         self._folder, self._workers, self._port, self._threads = folder, workers, port, threads
-        self._last_told: dict[int, str] = {}
+        self._last_progress: dict[int, str] = {}
         self._process: subprocess.Popen | None = None
         self._timed_out, self._handed_on = False, 0
 
@@ -77,7 +77,7 @@ class Agent:
         """Take in a line "rank R: text"."""
         name, _, text = line.partition(": ")
         if name.startswith("rank ") and name[5:].isdigit():
-            self._last_told[int(name[5:])] = text
+            self._last_progress[int(name[5:])] = text
             if name == "rank 0":
                 show(text)
 
@@ -105,8 +105,8 @@ class Agent:
     def exit_codes(self) -> dict[int, int]:
         """How ranks ended that failed, those that the agent had to end last."""
         with suppress(FileNotFoundError):
-            found = json.loads((self._folder / "agent.json").read_text("utf-8"))
-            return {int(rank): code for rank, code in found.items()}
+            codes = json.loads((self._folder / "agent.json").read_text("utf-8"))
+            return {int(rank): code for rank, code in codes.items()}
         return {}
 
     def log(self, rank: int | None = None) -> str:
@@ -115,9 +115,9 @@ class Agent:
         return "".join(path.read_text("utf-8", errors="replace")[-4000:] for path in self._folder.glob(name))
 
     def whereabouts(self) -> list[str]:
-        """What each rank told last, for those that gave no answer."""
+        """What the ranks without an answer did last: the first four, a few words each."""
         silent = [rank for rank in range(self._workers) if not self.answer(rank)]
-        return [f"rank {rank} was at {self._last_told.get(rank, 'its start')!r}" for rank in silent[:4]]
+        return [f"rank {rank} was at {self._last_progress.get(rank, 'its start')!r}" for rank in silent[:4]]
 
     def stop(self) -> None:
         """End the agent, its ranks and whatever they have started."""

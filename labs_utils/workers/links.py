@@ -23,10 +23,11 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     """
     device = rank_device()
     start_links(device)
-    return [found for whole_bytes in argument["bytes"] for found in timed_collectives(whole_bytes, device, progress)]
+    return [timing for size in argument["bytes"] for timing in time_collectives(size, device, progress)]
 
 
-def timed_collectives(whole_bytes: int, device: torch.device, progress: Progress) -> Iterator[dict]:
+def time_collectives(whole_bytes: int, device: torch.device, progress: Progress) -> Iterator[dict]:
+    """Each collective of one size, as plain data: see `work`."""
     for name, call in collectives(whole_bytes, device).items():
         progress(f"{name} of {whole_bytes} bytes")
         dist.barrier()
@@ -35,14 +36,14 @@ def timed_collectives(whole_bytes: int, device: torch.device, progress: Progress
 
 
 def collectives(whole_bytes: int, device: torch.device) -> dict[str, Callable[[], object]]:
-    """Those that ZeRO is made of, each over one tensor of `whole_bytes` and one of a rank's part of it."""
+    """Those that ZeRO is made of, each over one tensor of `whole_bytes` and one of a rank's share of it."""
     ranks = dist.get_world_size()
-    part = torch.zeros(whole_bytes // 2 // ranks, dtype=torch.bfloat16, device=device)
-    whole = torch.zeros(part.numel() * ranks, dtype=torch.bfloat16, device=device)
+    share = torch.zeros(whole_bytes // 2 // ranks, dtype=torch.bfloat16, device=device)
+    whole = torch.zeros(share.numel() * ranks, dtype=torch.bfloat16, device=device)
     return {
         "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, share),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(share, whole),
     }
 
 

@@ -14,9 +14,11 @@ import transformers.models.llama.modeling_llama  # noqa: F401  imported before t
 
 from labs_utils.answer import PHASES, Answer
 from labs_utils.device import this_device
-from labs_utils.profiling.timing import Spread, timed
+from labs_utils.profiling.phase_clock import PhaseClock
+from labs_utils.profiling.timing import Spread, time_call
 from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
+from labs_utils.timeline import Timeline
 from labs_utils.training.step import TrainingStep
 from labs_utils.training.tracked import watch_optimizer, watch_parts
 from labs_utils.versions import driver_version, package_versions
@@ -26,123 +28,87 @@ WARM_STEPS = 2  # the first makes the optimizer's states, the second finds the a
 TIMED_STEPS = 5
 SETTLING_SECONDS = 0.05  # gloo's threads let go of what they have sent a moment after, else in the next phase
 PACKAGES = ("torch", "transformers", "liger-kernel", "flash-attn", "bitsandbytes", "deepspeed")
+Watch = Callable[[MemoryTracker], None]
 
 
 def main() -> None:
     answers_to = os.dup(1)
     os.dup2(2, 1)  # what libraries print is not an answer
     run = Run.parse(json.load(sys.stdin))
-    os.write(answers_to, json.dumps(measured(run).to_dict()).encode())
+    os.write(answers_to, json.dumps(measure_here(run).to_dict()).encode())
 
 
-def measured(run: Run) -> Answer:
+def measure_here(run: Run) -> Answer:
     """The answer, or the named outcome of what went wrong."""
     try:
         if torch.cuda.is_available():
-            return on_gpu(run, TrainingStep(run, "cuda"))
-        return on_cpu(run, TrainingStep(run, "cpu"))
+            return measure_on_gpu(TrainingStep(run, "cuda"))
+        return measure_on_cpu(TrainingStep(run, "cpu"))
     except (RuntimeError, ImportError, NotImplementedError, KeyError) as error:
         outcome, reason = outcome_of(error)
-        return answer(run, outcome, {"reason": reason})
+        return live_answer(run, outcome, {"reason": reason})
 
 
-def answer(run: Run, outcome: str, found: dict, **fields) -> Answer:
+def live_answer(run: Run, outcome: str, provenance: dict, **fields) -> Answer:
+    """An answer of `measure`, with the versions of what was run."""
     fields = {"device": this_device().name, **fields}
-    return Answer(run=run, method="measure", outcome=outcome, provenance={**found, **versions()}, **fields)
+    return Answer(run=run, method="measure", outcome=outcome, provenance={**provenance, **versions()}, **fields)
 
 
-def on_gpu(run: Run, step: TrainingStep, warm_steps: int = WARM_STEPS, timed_steps: int = TIMED_STEPS) -> Answer:
+def measure_on_gpu(step: TrainingStep, warm_steps: int = WARM_STEPS, timed_steps: int = TIMED_STEPS) -> Answer:
     """Peaks of `torch.cuda.max_memory_allocated` by phase in a warm step, then the time of `timed_steps` more."""
     for _ in range(warm_steps):
         step()
-    peaks = PeakByPhase()
-    step(peaks.begin)
-    peaks.begin("after")
-    reserved_bytes, used_bytes = torch.cuda.max_memory_reserved(), device_used_bytes()
-    seconds = Spread.of(timed(step, step.device) for _ in range(timed_steps))
-    found = {"phase_seconds": peaks.seconds}
-    found |= {"phase_peak_bytes": peaks.by_phase, "reserved_bytes": reserved_bytes, "device_used_bytes": used_bytes}
-    if run.checkpointing == "offload":
-        found["host_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
-    phase = max(PHASES, key=lambda name: peaks.by_phase[name])
-    return answer(
-        run,
+    clock = PhaseClock(step.device)
+    step(clock.begin)
+    clock.end()
+    provenance = {"phase_seconds": clock.seconds, "phase_peak_bytes": clock.peak_bytes, **memory_of_gpu()}
+    if step.run.checkpointing == "offload":
+        provenance["host_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
+    seconds = time_steps(step, timed_steps)
+    phase = max(PHASES, key=lambda name: clock.peak_bytes[name])
+    return live_answer(
+        step.run,
         "ok",
-        {**found, **spread(seconds)},
-        peak_bytes=peaks.by_phase[phase],
+        {**provenance, **spread_of_steps(seconds)},
+        peak_bytes=clock.peak_bytes[phase],
         phase=phase,
         step_seconds=seconds.median,
     )
 
 
-class PeakByPhase:
-    """The allocator's peak in each phase, and its seconds; `begin(name)` ends the phase before."""
-
-    def __init__(self):
-        self.by_phase: dict[str, int] = {}
-        self.seconds: dict[str, float] = {}
-        self._name: str | None = None
-        self._began = 0.0
-
-    def begin(self, name: str) -> None:
-        torch.cuda.synchronize()
-        now = time.perf_counter()
-        if self._name:
-            peak = max(torch.cuda.max_memory_allocated(), self.by_phase.get(self._name, 0))
-            self.by_phase[self._name] = peak
-            self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._began
-        torch.cuda.reset_peak_memory_stats()
-        self._name, self._began = name, now
-
-
-def device_used_bytes() -> int:
-    """What the driver counts as used, by everyone on this GPU: nvidia-smi's number."""
+def memory_of_gpu() -> dict[str, int]:
+    """Bytes that PyTorch's allocator has reserved, and those that the driver counts as used, by everyone."""
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    return total_bytes - free_bytes
+    return {"reserved_bytes": torch.cuda.max_memory_reserved(), "device_used_bytes": total_bytes - free_bytes}
 
 
-def spread(seconds: Spread) -> dict:
+def time_steps(step: TrainingStep, count: int) -> Spread:
+    """Seconds a step, over so many."""
+    return Spread.of(time_call(step, step.device) for _ in range(count))
+
+
+def spread_of_steps(seconds: Spread) -> dict[str, float]:
     return {"step_seconds_p20": seconds.p20, "step_seconds_p80": seconds.p80}
 
 
-def on_cpu(
-    run: Run,
-    step: TrainingStep,
-    warm_steps: int = WARM_STEPS,
-    watch: Callable[[MemoryTracker], None] = lambda tracker: None,
-) -> Answer:
+def measure_on_cpu(step: TrainingStep, warm_steps: int = WARM_STEPS, watch: Watch = lambda tracker: None) -> Answer:
     """The tracker's peak in a warm step, and the time of three more without it.
 
     `watch` is called as each phase begins and as gradients arrive, to name tensors that only the caller knows.
     """
-    tracker = MemoryTracker(run.model.vocab_size, run.tokens)
     for _ in range(warm_steps):
         step()
-    watch(tracker)  # first, so that it can say what counts as the host's
-    watch_parts(tracker, step)
-    watch_optimizer(tracker, step)
-    watch(tracker)
-    hooks = [parameter.register_hook(lambda gradient: watch(tracker)) for parameter in step.model.parameters()]
-
-    def begin(phase: str) -> None:
-        time.sleep(SETTLING_SECONDS if run.engine != "torch" else 0)
-        watch(tracker)
-        tracker.phase(phase)
-        tracker.hold(0, "begin")  # so that a phase in which nothing is made has a peak too
-
-    with tracker:
-        step(begin)
-    for hook in hooks:
-        hook.remove()
-    peak = tracker.timeline.peak()
-    found = {"phase_peak_bytes": tracker.timeline.phase_peak_bytes()}
-    if tracker.timeline.host_events:
-        found["host_bytes"] = tracker.timeline.host_peak_bytes()
-    seconds = Spread.of(timed(step, step.device) for _ in range(TIMED_STEPS - WARM_STEPS))
-    return answer(
-        run,
+    timeline = tracked_step(step, watch)
+    peak = timeline.peak()
+    provenance = {"phase_peak_bytes": timeline.phase_peak_bytes()}
+    if timeline.host_events:
+        provenance["host_bytes"] = timeline.host_peak_bytes()
+    seconds = time_steps(step, TIMED_STEPS - WARM_STEPS)
+    return live_answer(
+        step.run,
         "ok",
-        {**found, **spread(seconds)},
+        {**provenance, **spread_of_steps(seconds)},
         device="cpu",
         peak_bytes=peak.live_bytes,
         phase=peak.event.phase,
@@ -151,14 +117,34 @@ def on_cpu(
     )
 
 
-def versions() -> dict:
+def tracked_step(step: TrainingStep, watch: Watch) -> Timeline:
+    """Every storage of one step, as it comes and as it goes."""
+    tracker = MemoryTracker(step.run.model.vocab_size, step.run.tokens)
+    watch(tracker)  # first, so that it can say what counts as the host's
+    watch_parts(tracker, step)
+    watch_optimizer(tracker, step)
+    watch(tracker)
+    hooks = [parameter.register_hook(lambda gradient: watch(tracker)) for parameter in step.model.parameters()]
+
+    def begin(phase: str) -> None:
+        time.sleep(SETTLING_SECONDS if step.run.engine != "torch" else 0)
+        watch(tracker)
+        tracker.phase(phase)
+        tracker.hold(0, "begin")  # so that a phase in which nothing is made has a peak too
+
+    with tracker:
+        step(begin)
+    for hook in hooks:
+        hook.remove()
+    return tracker.timeline
+
+
+def versions() -> dict[str, str]:
     """Packages, driver, date and the command that makes such a line."""
-    found = package_versions(PACKAGES)
-    found["date"] = datetime.date.today().isoformat()
-    found["command"] = "labs measure"
+    known = package_versions(PACKAGES) | {"date": datetime.date.today().isoformat(), "command": "labs measure"}
     if torch.cuda.is_available():
-        found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver_version()}
-    return found
+        known |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "driver": driver_version()}
+    return known
 
 
 if __name__ == "__main__":

@@ -39,14 +39,14 @@ def serve(work: Callable[[dict, Progress], dict]) -> None:
         end_with_the_launcher()
     try:
         argument = json.loads(Path(sys.argv[-1]).read_text("utf-8"))
-        found = {"result": work(argument, lambda text: tell(answers_to, rank, text))}
+        answer = {"result": work(argument, lambda text: tell(answers_to, rank, text))}
     except Exception as error:
         outcome, reason = outcome_of(error)
-        found = {"outcome": outcome, "reason": reason, "at": time.time()}
+        answer = {"outcome": outcome, "reason": reason, "at": time.time()}
         traceback.print_exc()
-    leave(found, rank, results, answers_to)
+    leave(answer, rank, results, answers_to)
     sys.stderr.flush()
-    os._exit("result" not in found)  # at once: a lost peer can keep a process group's destructor waiting
+    os._exit("result" not in answer)  # at once: a lost peer can keep a process group's destructor waiting
 
 
 def tell(answers_to: int, rank: int, text: str) -> None:
@@ -54,9 +54,9 @@ def tell(answers_to: int, rank: int, text: str) -> None:
     os.write(answers_to, f"rank {rank}: {' '.join(text.split())[:200]}\n".encode(errors="replace"))
 
 
-def leave(found: dict, rank: int, results: str | None, answers_to: int) -> None:
+def leave(answer: dict, rank: int, results: str | None, answers_to: int) -> None:
     """Put the result or the error where the launcher looks for it, whole or not at all; without one, print it."""
-    text = json.dumps({"rank": rank, **found})
+    text = json.dumps({"rank": rank, **answer})
     if results is None:
         os.write(answers_to, f"{text}\n".encode())
         return

@@ -36,7 +36,7 @@ def lone_rank(
         back in the whole step (`labs_utils.profiling.step_clock`), which are none unless `offload` is "optimizer".
     """
     case = {"numels": numels, "stage": stage, "world_size": world_size, "grad_accum": grad_accum, "offload": offload}
-    return loads(asked(dumps(case)))
+    return loads(ask_deepspeed(dumps(case)))
 
 
 def ring_bytes(communicated: dict[str, int], world_size: int) -> int:
@@ -46,7 +46,7 @@ def ring_bytes(communicated: dict[str, int], world_size: int) -> int:
 
 
 @cache
-def asked(case: str) -> str:
+def ask_deepspeed(case: str) -> str:
     """A line of JSON for a line of JSON, from the process of DeepSpeed.
 
     Raises:
@@ -92,7 +92,7 @@ def answer(case: str) -> str:
     case = loads(case)
     start_silent_group(case["world_size"])
     try:
-        return dumps(observed(build(case), case["grad_accum"]))
+        return dumps(second_step(build(case), case["grad_accum"]))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -165,7 +165,7 @@ def build(case: dict) -> SimpleNamespace:
     return SimpleNamespace(model=engine, zero_optimizer=zero_optimizer, optimizer=engine.basic_optimizer, run=run)
 
 
-def observed(step: SimpleNamespace, grad_accum: int) -> dict:
+def second_step(step: SimpleNamespace, grad_accum: int) -> dict:
     """Two steps; what was held and communicated in the second."""
     counter, held = CommunicationCounter(), {}
     for _ in range(grad_accum):
@@ -175,7 +175,7 @@ def observed(step: SimpleNamespace, grad_accum: int) -> dict:
         micro_step(step, held)
         for _ in range(grad_accum - 1):
             micro_step(step)
-    communicated = {name: counter.found[name]["bytes"] for name in RING_PASSES if name in counter.found}
+    communicated = {name: counter.counts[name]["bytes"] for name in RING_PASSES if name in counter.counts}
     return {"held": held, "communicated": communicated, "moved": clock.moved_bytes()}
 
 

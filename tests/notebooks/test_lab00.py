@@ -11,7 +11,7 @@ SOURCE = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "
 
 
 def test_the_wrong_clock_comes_before_the_right_one():
-    assert SOURCE.index("stopwatch(") < SOURCE.index("queue.submit") < SOURCE.index("timed(multiply")
+    assert SOURCE.index("stopwatch(") < SOURCE.index("queue.submit") < SOURCE.index("time_call(multiply")
 
 
 def test_what_the_last_figure_shows_as_recorded_is_recorded():

@@ -3,7 +3,7 @@
 import pytest
 
 from labs_utils.profiling import timing
-from labs_utils.profiling.timing import Spread, synchronize, time_calls, timed
+from labs_utils.profiling.timing import Spread, synchronize, time_call, time_calls
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_slow_calls_give_the_low_rates():
 
 
 def test_one_call_takes_what_its_work_takes(clock):
-    assert timed(taking(clock, [0.25])) == 0.25
+    assert time_call(taking(clock, [0.25])) == 0.25
 
 
 def test_warm_ups_do_not_count(clock):
@@ -56,9 +56,9 @@ def test_work_on_a_gpu_is_waited_for_before_and_after(monkeypatch):
     """The order of events with a GPU, which this machine need not have."""
     events = []
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: events.append("wait"))
-    timed(lambda: events.append("work"), "cuda")
+    time_call(lambda: events.append("work"), "cuda")
     assert events == ["wait", "work", "wait"]
-    timed(lambda: events.append("work"), "cpu")
+    time_call(lambda: events.append("work"), "cpu")
     assert events[3:] == ["work"]
 
 

@@ -24,7 +24,6 @@ from labs_utils.answers.measure import Settings, measure, measure_all
 from labs_utils.device import CPU, find_device
 from labs_utils.memory_model.host_memory import bytes_of_states, left_pinned_bytes, offloaded_bytes
 from labs_utils.memory_model.ranks import distributed_step
-from labs_utils.profiling.step_clock import ASIDE, StepClock
 from labs_utils.recordings import recorded
 from labs_utils.run import LLAMA_8B, ModelShape, Run, RunError
 from labs_utils.training.cpu_adam import drop_old_locks, telling_line
@@ -282,16 +281,6 @@ def test_a_run_that_fails_takes_nothing_from_those_that_share_its_launch():
     assert answers[0].provenance["threads_per_rank"] == 1
 
 
-def test_a_clock_adds_up_phases_and_leaves_out_what_is_aside():
-    clock = StepClock(torch.device("cpu"))
-    with clock:
-        for phase in ("forward", "backward", ASIDE, "forward", "optimizer"):
-            clock.begin(phase)
-            torch.ones(3).to(torch.bfloat16)
-    clock.end()
-    assert list(clock.phases) == ["forward", "backward", "optimizer"] and clock.copies == {}
-
-
 def test_an_interrupted_compilation_is_forgotten_and_one_under_way_is_not(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     old, new = (tmp_path / name / "cpu_adam" / "lock" for name in ("old", "new"))
@@ -330,7 +319,7 @@ def test_deepspeeds_cpu_adam_is_adamw():
 def test_what_only_deepspeeds_adam_can_do_is_refused_where_it_cant_be_compiled(monkeypatch):
     monkeypatch.setattr(zero, "why_no_cpu_adam", lambda: "no compiler")
     with pytest.raises(RunError, match="offload in precision 'bf16' needs DeepSpeed's CPU Adam, .* no compiler"):
-        zero.cpu_adam(offloaded_run(zero_stage=2, precision="bf16"), torch.device("cpu"), lambda doing: None)
+        zero.choose_cpu_adam(offloaded_run(zero_stage=2, precision="bf16"), torch.device("cpu"), lambda doing: None)
 
 
 def test_a_failed_compilation_is_named_by_the_line_that_says_why():
