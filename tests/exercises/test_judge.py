@@ -38,7 +38,7 @@ def test_the_right_source_passes():
 )
 def test_numbers_of_libraries_count_as_numbers(made):
     source = f"{RIGHT.replace('return', 'mean =')}    import numpy, torch\n    return {made}\n"
-    assert judged(source, memory_bytes=512 * MIB).outcome == "passed"
+    assert judged(source, memory_bytes=4096 * MIB).outcome == "passed"  # importing torch with CUDA takes much
 
 
 def test_fresh_seeds_make_hard_coded_answers_wrong():
