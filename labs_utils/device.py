@@ -45,6 +45,7 @@ class Device(BaseModel, frozen=True):
 
     @property
     def is_gpu(self) -> bool:
+        """Whether it is a GPU: cuBLAS has a workspace on every one, and none on a CPU."""
         return self.workspace_bytes > 0
 
     @property

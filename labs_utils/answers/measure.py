@@ -56,12 +56,18 @@ def measure(run: Run, settings: Settings = DEFAULTS) -> Answer:
 
 
 def measure_all(runs: Iterable[Run], settings: Settings = DEFAULTS) -> Iterator[Answer]:
-    """Measure runs one after another, each in its own process; answers come as they are made."""
+    """Measure runs one after another, each in its own process; answers come as they are made.
+
+    A process takes seconds to import torch: some are started while another one measures.
+    """
     waiting, spares = deque(runs), deque()
     try:
         while waiting:
             if waiting[0].engine != "torch":
                 yield from answers_of_ranks(next_of_ranks(waiting, settings.together), settings)
+                continue
+            if problem := refusal(waiting[0]):
+                yield failed(waiting.popleft(), *problem)
                 continue
             while len(spares) < min(len(waiting), spare_processes()):
                 spares.append(Worker())
@@ -106,21 +112,19 @@ def end_last_line(out: Path, kept: bytes) -> bytes:
 
 
 def spare_processes() -> int:
+    """How many processes may get ready while another one measures: a quarter of the cores' number."""
     return max(1, min(LARGEST_SPARES, (os.cpu_count() or 1) // 4))
 
 
 def answer_in(worker: Worker, run: Run) -> Answer:
     """Let a worker measure one run, whatever becomes of it."""
-    if problem := refusal(run):
-        worker.stop()
-        return failed(run, *problem)
     try:
-        result = worker.ask(run)
+        plain_answer = worker.ask(run)
     except subprocess.TimeoutExpired:
         return failed(run, "timeout", f"the run took longer than {RUN_LIMIT_SECONDS} seconds and was stopped")
-    if result is None:
+    if plain_answer is None:
         return failed(run, "crash", f"the process ended without an answer: {worker.last_words()}")
-    return Answer.model_validate(result)
+    return Answer.model_validate(plain_answer)
 
 
 def next_of_ranks(waiting: deque[Run], together: int) -> list[Run]:
@@ -167,6 +171,7 @@ def refusal(run: Run) -> tuple[str, str] | None:
 
 
 def failed(run: Run, outcome: str, reason: str) -> Answer:
+    """The answer to a run that gave none, with its outcome's name and the reason in a sentence."""
     return Answer(run=run, method="measure", device=this_device().name, outcome=outcome, provenance={"reason": reason})
 
 
@@ -195,5 +200,6 @@ class Worker:
         return lines[-1][:300] if lines else f"exit status {self._process.returncode}"
 
     def stop(self) -> None:
+        """End the process, whatever it is doing."""
         self._process.kill()
         self._process.wait()

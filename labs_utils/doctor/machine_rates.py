@@ -63,7 +63,11 @@ def measured_rates(device: str, capability: float) -> list[Rate]:
 
 
 def types_for(device: str, capability: float) -> tuple[str, ...]:
-    """The types whose products are worth measuring: tf32 and bf16 need compute capability 8.0 on a GPU."""
+    """The types whose products are worth measuring: tf32 and bf16 need compute capability 8.0 on a GPU.
+
+    >>> types_for("cuda", 7.5)
+    ('fp32', 'fp16')
+    """
     if device == "cpu":
         return "fp32", "fp16", "bf16"
     return ("fp32", "tf32", "fp16", "bf16") if capability >= 8 else ("fp32", "fp16")
@@ -98,6 +102,11 @@ def matmul_rate(name: str, device: str) -> Rate:
 
 
 def sizes() -> Iterator[int]:
+    """Sides of square matrices, each twice the one before.
+
+    >>> list(sizes())
+    [256, 512, 1024, 2048, 4096, 8192]
+    """
     size = SMALLEST_MATRIX
     while size <= LARGEST_MATRIX:
         yield size

@@ -12,8 +12,6 @@ from labs_utils.profiling.timing import Spread
 from labs_utils.time_model.subjects import TO_DEVICE, copy
 
 FLASH_CAPABILITY = 8.0  # flash-attn's README: "Ampere, Ada, or Hopper GPUs"; bf16 and PyTorch's own flash too
-
-
 INSTEAD = {
     "flash_attn": "PyTorch's own attention kernels live, and flash-attn as recorded",
     "liger_kernel": "the chunked loss that you write, the estimate, and Liger as recorded",
@@ -33,6 +31,7 @@ class Package(BaseModel, frozen=True):
 
     @property
     def verdict(self) -> str:
+        """`works` in words."""
         return {True: "works", False: "doesn't work", None: "not tried"}[self.works]
 
 
@@ -81,6 +80,7 @@ class Report(BaseModel, frozen=True, extra="forbid"):
         return next((rate for rate in self.rates if rate.subject == subject), None)
 
     def package(self, name: str) -> Package:
+        """The package with that name."""
         return next(package for package in self.packages if package.name == name)
 
     def benchmarks(self) -> list[dict]:
@@ -115,11 +115,13 @@ def data_sheet_report(device: Device) -> Report:
 
 
 def machine_with(device: Device, **fields) -> Machine:
+    """A machine that has this device; `fields` are the others of `Machine`."""
     known = {"memory_bytes": device.memory_bytes, "compute_capability": device.compute_capability}
     return Machine(device=device.name, is_gpu=device.is_gpu, **known, **fields)
 
 
 def package(name: str, works: bool | None, why: str) -> Package:
+    """A package of `INSTEAD`, with what the labs show where it doesn't work."""
     return Package(name=name, works=works, why=why, instead=INSTEAD[name])
 
 

@@ -20,13 +20,21 @@ class Spread(BaseModel, frozen=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """The spread of one or more values."""
+        """The spread of one or more values.
+
+        >>> Spread.of([5, 1, 4, 2, 3])
+        Spread(median=3.0, p20=2.0, p80=4.0)
+        """
         ordered = sorted(values)
         fifth = len(ordered) // 5
         return cls(median=statistics.median(ordered), p20=ordered[fifth], p80=ordered[-1 - fifth])
 
     def rate(self, amount: float) -> Spread:
-        """Of seconds that `amount` took: amount per second. The slowest fifth is now below."""
+        """Of seconds that `amount` took: amount per second. The slowest fifth is now below.
+
+        >>> Spread(median=2.0, p20=1.0, p80=4.0).rate(100)
+        Spread(median=50.0, p20=25.0, p80=100.0)
+        """
         return Spread(median=amount / self.median, p20=amount / self.p80, p80=amount / self.p20)
 
 

@@ -31,7 +31,11 @@ def why_no_cpu_adam() -> str | None:
 
 
 def telling_line(text: str) -> str:
-    """The first line of a compiler's words that says what is wrong, else the first of all."""
+    """The first line of a compiler's words that says what is wrong, else the first of all.
+
+    >>> telling_line("[1/3] c++ -O3 cpu_adam.cpp\\n/bin/sh: 1: c++: not found\\nninja: stopped")
+    '/bin/sh: 1: c++: not found'
+    """
     lines = text.strip().splitlines() or [""]
     return next((line for line in lines if "not found" in line or "error:" in line.lower()), lines[0])
 

@@ -57,6 +57,11 @@ def start_links(device: torch.device) -> None:
 
 
 def backend_of(device: torch.device) -> str:
+    """The backend of `torch.distributed` for ranks on such devices.
+
+    >>> backend_of(torch.device("cpu"))
+    'gloo'
+    """
     return "nccl" if device.type == "cuda" else "gloo"
 
 

@@ -62,6 +62,7 @@ class TrainingStep:
             self.backward(loss)
 
     def backward(self, loss: torch.Tensor) -> None:
+        """Backward of a micro-batch's share of the loss; in fp16 under autocast the loss is scaled."""
         self.scaler.scale(loss).backward()
 
     def autocast(self):

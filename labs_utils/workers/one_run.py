@@ -89,6 +89,7 @@ def time_steps(step: TrainingStep, count: int) -> Spread:
 
 
 def spread_of_steps(seconds: Spread) -> dict[str, float]:
+    """The names of a spread in an answer's provenance."""
     return {"step_seconds_p20": seconds.p20, "step_seconds_p80": seconds.p80}
 
 

@@ -26,6 +26,7 @@ def usable_device() -> str:
 
 
 def in_interpreter(device: str) -> str:
+    """What is to be added about Triton's kernels where there is no GPU."""
     return "" if device == "cuda" else ", in Triton's interpreter: right, and slow"
 
 

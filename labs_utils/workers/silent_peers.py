@@ -40,7 +40,11 @@ def lone_rank(
 
 
 def ring_bytes(communicated: dict[str, int], world_size: int) -> int:
-    """What a rank sends if all collectives are rings."""
+    """Bytes that a rank sends if all collectives are rings (arXiv 1910.02054, section 7).
+
+    >>> ring_bytes({"reduce_scatter": 1000, "all_gather": 1000}, world_size=4)
+    1500
+    """
     passes = sum(RING_PASSES[name] * nbytes for name, nbytes in communicated.items())
     return passes * (world_size - 1) // world_size
 
@@ -98,6 +102,7 @@ def answer(case: str) -> str:
 
 
 def start_silent_group(world_size: int) -> None:
+    """Make this process rank 0 of a group in which nobody answers, for torch and for DeepSpeed."""
     import deepspeed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -119,6 +124,7 @@ def forget_groups() -> None:
 
 @cache
 def fresh_groups() -> dict:
+    """DeepSpeed's variables for groups, by name, as they are before it has any."""
     from deepspeed.utils import groups
 
     kept = {name: value for name, value in vars(groups).items() if name.startswith("_") and name[1] != "_"}
@@ -141,7 +147,24 @@ def build(case: dict) -> SimpleNamespace:
     import deepspeed
 
     model = torch.nn.Sequential(*map(Weight, case["numels"]))
-    config = {
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    engine, zero_optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings(case))
+    run = SimpleNamespace(offload=case["offload"])
+    return SimpleNamespace(model=engine, zero_optimizer=zero_optimizer, optimizer=engine.basic_optimizer, run=run)
+
+
+def settings(case: dict) -> dict:
+    """DeepSpeed's settings: bf16, one bucket for all gradients, and nothing gathered ahead or kept at stage 3."""
+    zero = {
+        "stage": case["stage"],
+        "reduce_bucket_size": sum(case["numels"]),
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_reuse_distance": 0,
+        "stage3_prefetch_bucket_size": 0,
+    }
+    if case["offload"] == "optimizer":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": case["grad_accum"],
         "bf16": {"enabled": True},
@@ -149,20 +172,8 @@ def build(case: dict) -> SimpleNamespace:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {
-            "stage": case["stage"],
-            "reduce_bucket_size": sum(case["numels"]),
-            "stage3_param_persistence_threshold": 0,
-            "stage3_max_reuse_distance": 0,
-            "stage3_prefetch_bucket_size": 0,
-        },
+        "zero_optimization": zero,
     }
-    if case["offload"] == "optimizer":
-        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    engine, zero_optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-    run = SimpleNamespace(offload=case["offload"])
-    return SimpleNamespace(model=engine, zero_optimizer=zero_optimizer, optimizer=engine.basic_optimizer, run=run)
 
 
 def second_step(step: SimpleNamespace, grad_accum: int) -> dict:

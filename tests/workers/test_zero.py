@@ -5,28 +5,29 @@ master weight and 8 for Adam's moments. Beside them Adam keeps a step counter of
 """
 
 from functools import cache
+from importlib.util import find_spec
 from statistics import mean
 
 import pytest
-import torch
 from helpers import SHAPE, phase_peaks
 from places import TOY
+from plain_training import plain_losses
+from toy.workers.building import built
 
 from labs_utils.answer import Answer
 from labs_utils.answers import measure_ranks
 from labs_utils.answers.estimate import estimate
 from labs_utils.answers.from_timeline import read_off
-from labs_utils.answers.measure import measure
+from labs_utils.answers.measure import Settings, measure, measure_all
 from labs_utils.device import CPU
 from labs_utils.memory_model.ranks import distributed_step
 from labs_utils.precision import precision_of
-from labs_utils.run import ModelShape, Run
-from labs_utils.training.distributed import MODEL_SEED, batch_seed
-from labs_utils.training.step import TrainingStep, build_batch
-from labs_utils.workers.launch import LaunchError, launch
+from labs_utils.run import ModelShape, Run, RunError
+from labs_utils.workers import zero
+from labs_utils.workers.launch import launch
+from labs_utils.workers.rank_report import RankReport
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("deepspeed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed isn't installed")]
 
 PARAMETERS = ModelShape(**SHAPE).parameters
 LARGEST_PARAMETER = SHAPE["vocab_size"] * SHAPE["hidden_size"]
@@ -58,6 +59,9 @@ FP32 = {
     "stage 3, gathered ahead": {"zero_stage": 3, "grad_accum": 2, "checkpointing": "full", "zero": AHEAD},
     "stage 3, kept": {"zero_stage": 3, "zero": {**AHEAD, "stage3_max_reuse_distance": 20_000}},
 }
+TIED = {
+    "ddp, tied": {"engine": "ddp", "precision": "bf16-mixed", "model": {**SHAPE, "tie_word_embeddings": True}},
+}
 NARROW = {
     f"stage {stage}, all in bf16": {"zero_stage": stage, "precision": "bf16", "grad_accum": 2, "zero": NOTHING_KEPT}
     for stage in (1, 2, 3)
@@ -69,46 +73,34 @@ def zero_run(**changes):
 
 
 @cache
-def ranks_of(world_size: int) -> dict[str, list[dict]]:
-    """What every rank says about every run for so many ranks, in one launch: stages, and on two FP32 and NARROW."""
-    stages = (0, 1, 2, 3) if world_size == 2 else (1, 3)
-    runs = {str(stage): {"zero_stage": stage, "precision": "bf16-master", "zero": NOTHING_KEPT} for stage in stages}
-    runs |= {**FP32, **NARROW} if world_size == 2 else {}
+def ranks_of(world_size: int) -> dict[str, list[RankReport]]:
+    """What every rank says about every run for so many ranks, in one launch: stages, and on two all others too."""
+    numbers = (0, 1, 2, 3) if world_size == 2 else (1, 3)
+    stages = {str(n): {"zero_stage": n, "precision": "bf16-master", "zero": NOTHING_KEPT} for n in numbers}
+    # DDP under autocast comes first: DeepSpeed's stage 3 changes `torch.nn.functional.linear` for good
+    runs = {**TIED, **stages, **FP32, **NARROW} if world_size == 2 else stages
     asked = [zero_run(world_size=world_size, **changes).to_dict() for changes in runs.values()]
-    found = launch("labs_utils.workers.zero", {"runs": asked, "steps": STEPS}, world_size)
-    return {name: [rank[place] for rank in found] for place, name in enumerate(runs)}
+    by_rank = launch("labs_utils.workers.zero", {"runs": asked, "steps": STEPS}, world_size)
+    return {name: [RankReport.model_validate(rank[place]) for rank in by_rank] for place, name in enumerate(runs)}
 
 
 @cache
-def plain_losses(world_size: int) -> list[float]:
-    """The losses of plain PyTorch in this process, on the batches of all ranks together."""
-    torch.manual_seed(MODEL_SEED)
-    run = Run(model=SHAPE, seq_len=128, precision="fp32")
-    step, losses = TrainingStep(run, "cpu"), []
-    batches = []
-    for rank in range(world_size):
-        torch.manual_seed(batch_seed(rank))
-        batches.append(build_batch(run, step.device))
-    step.batch = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    step.model.register_forward_hook(lambda model, inputs, output: losses.append(output.loss.item()))
-    for _ in range(STEPS):
-        step()
-    return losses
+def expected_losses() -> list[float]:
+    return [mean(of_ranks) for of_ranks in zip(*plain_losses(zero_run(), 2, STEPS), strict=True)]
 
 
 @pytest.mark.parametrize("name", FP32)
 def test_losses_are_those_of_plain_pytorch(name):
-    ranks = ranks_of(2)[name]
-    losses = [mean(of_ranks) for of_ranks in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    losses = [mean(of_ranks) for of_ranks in zip(*(rank.losses for rank in ranks_of(2)[name]), strict=True)]
     # fp32 has 24 significant bits; sums are taken in another order
-    assert losses == pytest.approx(plain_losses(2), rel=1e-6)
+    assert losses == pytest.approx(expected_losses(), rel=1e-6)
     assert losses[0] - losses[-1] > 1e-4  # far above that: it has learned something
 
 
 @pytest.mark.parametrize("name", ["1", "2", "3"])
 def test_stages_in_bf16_have_the_same_losses(name):
     expected, found = ranks_of(2)["1"], ranks_of(2)[name]
-    assert [rank["losses"] for rank in found] == [rank["losses"] for rank in expected]
+    assert [rank.losses for rank in found] == [rank.losses for rank in expected]
 
 
 CASES = [(2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 3)]
@@ -118,7 +110,7 @@ CASES = [(2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 3)]
 def test_a_rank_holds_what_the_paper_says(world_size, stage):
     share = PARAMETERS // (world_size if stage else 1)
     for rank in ranks_of(world_size)[str(stage)]:
-        held = {kind: by_device.get("cpu", 0) for kind, by_device in rank["held_bytes"].items()}
+        held = {kind: by_device.get("cpu", 0) for kind, by_device in rank.held_bytes.items()}
         updated = 1 if stage else 21  # one flat tensor, or each of the model's
         assert held["parameters"] == 2 * (share if stage == 3 else PARAMETERS)
         assert held["master_weights"] == 4 * share
@@ -135,8 +127,8 @@ ESTIMATED = [(2, name) for name in ON_TWO] + [(4, "1"), (4, "3")]
 @pytest.mark.parametrize("world_size, name", ESTIMATED)
 def test_every_ranks_peaks_are_estimated(world_size, name):
     """All phases, to a few scalars. Gloo copies what it reduces, and under load lets go of that in the next phase."""
-    for rank, found in enumerate(ranks_of(world_size)[name]):
-        answer = Answer.model_validate(found["answer"])
+    for rank, report in enumerate(ranks_of(world_size)[name]):
+        answer = report.answer
         step = distributed_step(answer.run, CPU, rank)
         step("warm ")
         step()
@@ -148,16 +140,14 @@ def test_every_ranks_peaks_are_estimated(world_size, name):
 
 @pytest.mark.parametrize("name", ["2", "stage 2, small buckets"])
 def test_without_a_rank_the_one_with_the_largest_peak_is_estimated(name):
-    ranks = [found["answer"]["peak_bytes"] for found in ranks_of(2)[name]]
-    run = Answer.model_validate(ranks_of(2)[name][0]["answer"]).run
-    assert estimate(run, CPU).peak_bytes == pytest.approx(max(ranks), rel=1e-3)
+    answers = [rank.answer for rank in ranks_of(2)[name]]
+    largest_bytes = max(answer.peak_bytes for answer in answers)
+    assert estimate(answers[0].run, CPU).peak_bytes == pytest.approx(largest_bytes, rel=1e-3)
 
 
 def test_autocasts_tied_head_is_measured_inside_ddp():
-    run = zero_run(engine="ddp", world_size=1, precision="bf16-mixed", model={**SHAPE, "tie_word_embeddings": True})
-    answer = measure(run)
-    assert answer.outcome == "ok", answer.provenance
-    assert answer.peak_bytes == pytest.approx(estimate(run, CPU).peak_bytes, rel=1e-3)
+    answers = [rank.answer for rank in ranks_of(2)["ddp, tied"]]
+    assert answers[0].peak_bytes == pytest.approx(estimate(answers[0].run, CPU).peak_bytes, rel=1e-3)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -169,7 +159,7 @@ def test_the_peak_of_the_optimizer_step_is_as_in_deepspeeds_source(world_size):
         (3, PARAMETERS * 22 / world_size + 2 * BUCKET),
     ):
         for rank in ranks_of(world_size)[str(stage)]:
-            peak_bytes = rank["answer"]["provenance"]["phase_peak_bytes"]["optimizer"]
+            peak_bytes = phase_peaks(rank.answer)["optimizer"]
             across = 2 * LARGEST_PARAMETER if stage == 1 else 0
             assert 0 <= peak_bytes - expected - batch_bytes <= across + 100
 
@@ -177,7 +167,7 @@ def test_the_peak_of_the_optimizer_step_is_as_in_deepspeeds_source(world_size):
 @pytest.mark.parametrize(("world_size", "stage"), CASES)
 def test_the_bytes_communicated_are_counted_by_collective(world_size, stage):
     """Each gradient once; each weight once at stages 1 and 2, and twice at 3 (arXiv 1910.02054, section 7)."""
-    sent = ranks_of(world_size)[str(stage)][0]["communicated"]
+    sent = ranks_of(world_size)[str(stage)][0].communicated
     total = {name: count["bytes"] for name, count in sent.items()}
     whole = 2 * PARAMETERS
     gradients = total.get("reduce_scatter", 0) if stage == 3 else total["all_reduce"]
@@ -185,35 +175,59 @@ def test_the_bytes_communicated_are_counted_by_collective(world_size, stage):
     assert total.get("all_gather", 0) == {0: 0, 1: whole, 2: whole, 3: 2 * whole}[stage]
 
 
+BUILT = {
+    (precision, offload): zero_run(
+        model={**SHAPE, "num_hidden_layers": 8}, zero_stage=3, world_size=2, precision=precision, offload=offload
+    )
+    for precision in ("bf16-master", "fp32")
+    for offload in ("none", "optimizer", "all")
+}
+
+
 @cache
-def built(stage: int, world_size: int = 1, **changes) -> list[dict]:
-    """What every rank says about building a model of several layers."""
-    run = zero_run(model={**SHAPE, "num_hidden_layers": 8}, zero_stage=stage, world_size=world_size, **changes)
-    weight_bytes = run.model.parameters * precision_of(run).weight.bytes
-    return [
-        {**rank, "share": rank["most_bytes"] / weight_bytes} for rank in launch(BUILDING, run.to_dict(), world_size)
-    ]
+def built_on_two() -> list[list[dict]]:
+    """What both ranks say about building each model of `BUILT`."""
+    return launch(BUILDING, {"runs": [run.to_dict() for run in BUILT.values()]}, 2)
 
 
-@pytest.mark.parametrize("offload", ["none", "optimizer", "all"])
-@pytest.mark.parametrize("precision", ["bf16-master", "fp32"])
-def test_stage_3_never_has_a_whole_model_and_yet_its_weights(offload, precision):
+@pytest.mark.parametrize(("precision", "offload"), BUILT)
+def test_stage_3_never_has_a_whole_model_and_yet_its_weights(precision, offload):
     """A rank has its half of the weights, and of one at a time a copy or two for collectives."""
-    (whole,) = built(0, precision=precision)
-    assert whole["share"] > 1
-    for rank in built(3, 2, offload=offload, precision=precision):
-        assert 0.5 < rank["share"] < 0.75
-        assert rank["weights"] == whole["weights"] and rank["buffers"] == whole["buffers"] == ["torch.float32"]
+    run = BUILT[precision, offload]
+    weight_bytes, whole = run.model.parameters * precision_of(run).weight.bytes, built(run)
+    assert whole["most_bytes"] > weight_bytes
+    for rank in built_on_two():
+        part = rank[list(BUILT).index((precision, offload))]
+        assert 0.5 < part["most_bytes"] / weight_bytes < 0.75
+        assert part["weights"] == whole["weights"] and part["buffers"] == whole["buffers"] == ["torch.float32"]
+
+
+@cache
+def measured_together() -> list[Answer]:
+    """Three runs that share a launch, of which the second fails."""
+    wrong = {"zero_stage": 1, "zero": {"round_robin_gradients": "much"}}
+    changes = ({"zero_stage": 2, "precision": "bf16-master", "zero": NOTHING_KEPT}, wrong, {"zero_stage": 3})
+    runs = [zero_run(world_size=2, **each) for each in changes]
+    answers = list(measure_all(runs, Settings(threads=1, together=3)))
+    assert [answer.run for answer in answers] == runs
+    return answers
 
 
 def test_measuring_a_run_gives_the_rank_with_the_largest_peak_and_tells_of_all():
-    run = zero_run(zero_stage=2, world_size=2, precision="bf16-master", zero=NOTHING_KEPT)
-    answer = measure(run)
-    assert (answer.outcome, answer.device, answer.run) == ("ok", "cpu", run)
-    told = answer.provenance
-    assert answer.peak_bytes == max(told["rank_peak_bytes"]) == max(told["phase_peak_bytes"].values())
-    assert len(told["rank_peak_bytes"]) == 2 and answer.step_seconds > 0 and told["deepspeed"]
-    assert told["held_bytes"] in [rank["held_bytes"] for rank in ranks_of(2)["2"]]
+    answer = measured_together()[0]
+    assert (answer.outcome, answer.device) == ("ok", "cpu")
+    provenance = answer.provenance
+    assert answer.peak_bytes == max(provenance["rank_peak_bytes"]) == max(provenance["phase_peak_bytes"].values())
+    assert len(provenance["rank_peak_bytes"]) == 2 and answer.step_seconds > 0 and provenance["deepspeed"]
+    assert provenance["threads_per_rank"] == 1
+    assert provenance["held_bytes"] in [rank.held_bytes for rank in ranks_of(2)["2"]]
+
+
+def test_a_rank_that_fails_is_an_answer_and_takes_nothing_from_runs_that_share_its_launch():
+    answers = measured_together()
+    assert [answer.outcome for answer in answers] == ["ok", "unsupported", "ok"]
+    reason = answers[1].provenance["reason"]
+    assert answers[1].peak_bytes is None and " of 2 failed: ValidationError: round_robin_gradients: Input" in reason
 
 
 def test_what_no_rank_can_do_here_is_an_answer(monkeypatch):
@@ -228,12 +242,7 @@ def test_what_no_rank_can_do_here_is_an_answer(monkeypatch):
         assert all(answer.provenance["reason"] for answer in answers)
 
 
-def test_a_rank_that_fails_is_an_answer():
-    answer = measure(zero_run(world_size=2, zero={"round_robin_gradients": "much"}))
-    assert (answer.outcome, answer.peak_bytes) == ("unsupported", None)
-    assert " of 2 failed: ValidationError: round_robin_gradients: Input should be" in answer.provenance["reason"]
-
-
-def test_a_run_for_other_ranks_is_refused_by_the_worker():
-    with pytest.raises(LaunchError, match="world_size is 3, and 2 ranks were started"):
-        launch("labs_utils.workers.zero", zero_run(world_size=3).to_dict(), 2)
+def test_a_run_for_other_ranks_is_refused_by_the_worker(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RunError, match="world_size is 3, and 2 ranks were started"):
+        zero.this_run(zero_run(world_size=3).to_dict())

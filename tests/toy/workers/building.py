@@ -1,11 +1,11 @@
-"""A worker that builds a run's step, and tells what was alive while the model was built and what came out of it."""
+"""A worker that builds the steps of runs, and tells what was alive while each model was built and what it became."""
 
 import hashlib
 from unittest.mock import patch
 
-import deepspeed
 import torch
 
+from labs_utils.profiling.deepspeed_tensors import release
 from labs_utils.profiling.tracker import MemoryTracker
 from labs_utils.run import Run
 from labs_utils.training import distributed
@@ -14,6 +14,13 @@ from labs_utils.workers.rank import rank_device, serve
 
 
 def work(argument, progress):
+    return [built_on_ranks(Run.parse(run)) for run in argument["runs"]]
+
+
+def built_on_ranks(run: Run) -> dict:
+    """As `built`, of the model inside a DeepSpeed engine, of which this rank may have a part."""
+    import deepspeed
+
     tracker = MemoryTracker()
 
     def tracked(*args):
@@ -21,19 +28,34 @@ def work(argument, progress):
             return build_model(*args)
 
     with patch.object(distributed, "build_model", tracked):
-        model = distributed.build_step(Run.parse(argument), rank_device()).model.module
+        step = distributed.build_step(run, rank_device())
+    model = step.model.module
     with deepspeed.zero.GatheredParameters(model.parameters()):
-        weights = digest(model.parameters())
+        described = description(model, tracker)
+    release(step)
+    return described
+
+
+def built(run: Run) -> dict:
+    """The most bytes alive while plain PyTorch builds a run's model, its weights' digest and its buffers' types."""
+    torch.manual_seed(distributed.MODEL_SEED)
+    with MemoryTracker() as tracker:
+        model = build_model(run, torch.device("cpu"))
+    return description(model, tracker)
+
+
+def description(model, tracker: MemoryTracker) -> dict:
     buffers = sorted({str(buffer.dtype) for buffer in model.buffers()})
-    return {"most_bytes": tracker.timeline.peak("before").live_bytes, "weights": weights, "buffers": buffers}
+    most_bytes = tracker.timeline.peak("before").live_bytes
+    return {"most_bytes": most_bytes, "weights": digest(model.parameters()), "buffers": buffers}
 
 
-def digest(tensors):
+def digest(tensors) -> str:
     """What tells tensors from others, to the last bit."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        sha.update(tensor.detach().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
 if __name__ == "__main__":
