@@ -162,7 +162,7 @@ def test_a_step_has_one_estimated_factor_in_all_sections():
     lab = lab_after_changes()
     assert lab["STEP"] / lab["PLAIN"] == pytest.approx(lab["times"](lab["big"](), 0))
     assert lab["times"](lab["big"](), 1) > lab["STEP"] / lab["PLAIN"]  # "Recorded by recorded ... is more"
-    assert 0 < lab["PLAIN"] / lab["COMPUTE"] - 1 < 0.15  # "the table's last row is hardly longer than its first"
+    assert 0 < lab["PLAIN"] / lab["COMPUTE"] - 1 < 0.15  # "the table's last row is only a little longer"
 
 
 def test_adam_that_works_explains_hardly_anything_of_the_lectures_step():
