@@ -10,8 +10,10 @@ NOTEBOOK = nbformat.read(ROOT / "notebooks" / "00_setup.ipynb", as_version=4)
 SOURCE = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "code")
 
 
-def test_the_wrong_clock_comes_before_the_right_one():
-    assert SOURCE.index("stopwatch(") < SOURCE.index("queue.submit") < SOURCE.index("time_call(multiply")
+def test_the_wrong_clock_comes_first_and_only_its_own_row_uses_it():
+    assert SOURCE.index("def stopwatch(") < SOURCE.index("queue.submit") < SOURCE.index("time_call(multiply")
+    uses = [line for line in SOURCE.splitlines() if "stopwatch(" in line and not line.startswith("def ")]
+    assert all("multiply" in line for line in uses)  # no other figure is from a clock that doesn't wait
 
 
 def test_what_the_last_figure_shows_as_recorded_is_recorded():

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lab_cells import after, cell, run
 
 from labs_utils.device import H100
+from labs_utils.run import LLAMA_8B
 from labs_utils.training.step import build_model
 from labs_utils.workers.launch import launch
 from labs_utils.workers.silent_peers import KINDS, lone_rank, rank_process, ring_bytes
@@ -148,6 +149,21 @@ def test_the_estimates_are_what_two_gpus_recorded():
     for answers in (*by_ranks, *by_tokens):
         guessed, seen = (curve.points for curve in lab["both_ways"]("", answers))
         assert all(guessed[x] == pytest.approx(seen[x], rel=0.002) for x in seen) and len(seen) >= 2
+
+
+def test_stage_3s_optimizer_takes_a_sub_group_at_a_time():
+    lab = lab_after("one-b-runs", "time-seconds", "time-eight-b")
+    held, group, bucket = 16 / 2, 6 * 1e9, 1e9
+    peaks = {s: [a.provenance["phase_peak_bytes"] for a in lab["eight_b"](3, s)] for s in (2048, 4096, 16384)}
+    for of_length in peaks.values():  # estimated, and recorded
+        for phases in of_length:
+            assert phases["optimizer"] == pytest.approx(held * LLAMA_8B.parameters + group + bucket, rel=0.005)
+            assert phases["optimizer"] < 0.85 * 11 * LLAMA_8B.parameters  # far below 22/N
+    assert {s: max(each[0], key=each[0].get) for s, each in peaks.items()} == {
+        2048: "optimizer",
+        4096: "backward",
+        16384: "backward",
+    }
 
 
 def test_steps_say_that_stage_3_waits_for_the_host():

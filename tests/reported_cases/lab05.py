@@ -3,7 +3,7 @@
 # By number: the cell that answers, the name of its source there, and right figures.
 ANSWERED = {
     "PF-077": ("wrong-ten-times", "deepspeed.ai", "13 billion", "25.7 s", "6.1", "11.8", "7.6 s", "32,290 MiB"),
-    "PF-080": ("wrong-slow-adam", "DeepSpeed/issues/1635", "0.38 s", "0.86 s", "22.88 s", "28 bytes", "0.8 s"),
+    "PF-080": ("wrong-slow-adam", "issues/1635", "pull/1637", "0.38 s", "0.86 s", "22.88 s", "28 bytes", "0.8 s"),
     "PF-082": ("wrong-fourteen-times", "deepspeed-zenflow", "0.5 s", "7 s", "4 s", "60 %", "40 GB", "32 GB/s"),
     "PF-085": ("wrong-swap", "textgen/issues/969", "OpenRLHF/issues/632", "4 bytes per parameter", "about 6", "2 more"),
     "PF-086": ("wrong-ds-opt-adam", "issues/1846", "issues/1077", "issues/5677", "ds_report", "torch.version.cuda"),
