@@ -20,7 +20,7 @@ from labs_utils.training.cpu_adam import why_no_cpu_adam
 from labs_utils.training.distributed import build_step
 from labs_utils.training.step import TrainingStep
 from labs_utils.workers.observed_step import observe
-from labs_utils.workers.one_run import TIMED_STEPS, WARM_STEPS, measure_on_cpu, measure_on_gpu
+from labs_utils.workers.peak_and_time import TIMED_STEPS, WARM_STEPS, measure_on_cpu, measure_on_gpu
 from labs_utils.workers.rank import Progress, keep, rank_device, serve
 from labs_utils.workers.rank_report import RankReport
 
