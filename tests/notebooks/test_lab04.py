@@ -140,6 +140,7 @@ def test_with_default_sizes_stage_3_needs_more_than_stage_2_and_with_small_ones_
     assert bars["2"] == bars["2, small"] and bars["1"] - bars["1, small"] == pytest.approx(9e8, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_estimates_are_what_two_gpus_recorded():
     lab = lab_after("one-b-runs", "one-b-recorded")
     assert all(abs(float(estimated) - float(recorded)) < 0.02 for *_, estimated, recorded in lab["rows"])
@@ -166,6 +167,7 @@ def test_stage_3s_optimizer_takes_a_sub_group_at_a_time():
     }
 
 
+@pytest.mark.slow
 def test_steps_say_that_stage_3_waits_for_the_host():
     lab = lab_after("one-b-runs", "time-seconds", "time-steps", "time-terms", "time-eight-b", "time-tokens")
     assert lab["ratio"] > 3 and lab["steps"][3][0][1] > lab["steps"][3][1][1]
@@ -176,6 +178,7 @@ def test_steps_say_that_stage_3_waits_for_the_host():
     assert more == sorted(more, reverse=True) and more[0] > 2 and more[-1] < 1.06
 
 
+@pytest.mark.slow
 def test_16k_fits_only_where_layers_are_recomputed():
     lab = lab_after("chart-estimates", "chart-recipes")
     fits = {name: [lab["on_eight"](s, 16384, **recipe).outcome == "ok" for s in (1, 2, 3)]

@@ -79,6 +79,7 @@ def test_the_gpu_waits_most_of_the_time_and_mostly_for_the_cpu():
     assert lab["on_link"](lab["PINNED"]) < plain < lab["on_link"](lab["PAGEABLE"])
 
 
+@pytest.mark.slow
 def test_the_lectures_gpus_needed_no_more_than_the_optimizer_offloaded():
     lab = lab_after("link-rates", "link-seconds", "lecture-memory")
     peaks = {offload: lab["on_v100"](offload, "none") for offload in ("none", "optimizer", "all")}
@@ -94,6 +95,7 @@ def lab_after_changes(*more):
     return lab_after(*rates, *changes, *curves, *more)
 
 
+@pytest.mark.slow
 def test_each_change_costs_what_the_text_says():
     lab = lab_after_changes()
     times = {name: lab["change_row"](name, run)[4] for name, run in lab["changes"].items()}
@@ -103,6 +105,7 @@ def test_each_change_costs_what_the_text_says():
     assert took["stage 3"] > took["stage 3, everything"] > took["sixteen threads, pinned"]
 
 
+@pytest.mark.slow
 def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
     lab = lab_after_changes("share-reveal")
 
