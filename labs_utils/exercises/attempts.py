@@ -46,6 +46,8 @@ def report_of(exercise: Exercise, result: Result) -> str:
     if exercise.hints and result.score < 1 and result.outcome != "not attempted":
         lines.append(f"  hint: {exercise.hints[min(_failed_checks[exercise.id], len(exercise.hints) - 1)]}")
         _failed_checks[exercise.id] += 1
+    if exercise.why and result.score == 1:
+        lines.append(f"  why it works: {exercise.why}")
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])
 
 
