@@ -25,6 +25,7 @@ def step_on_gpu(run: Run) -> Iterator[TrainingStep]:
     finally:
         steps.clear()
         gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # they would keep whole segments from being given back
         torch.cuda.empty_cache()
 
 
