@@ -170,14 +170,15 @@ def _marked_if_chinese(cell: re.Match) -> str:
 
 
 def lines(code: str) -> str:
-    """Highlighted code with each line apart, so that a long one goes on below itself, two columns further in."""
+    """Highlighted code with each line apart, so that a long one goes on below itself: code two columns further in."""
     before, inside, after = re.match(r"(.*?<pre>(?:<span></span>)?)(.*?)\n?(</pre>.*)", code, re.DOTALL).groups()
     return before + "".join(map(_hanging, inside.split("\n"))) + after
 
 
 def _hanging(line: str) -> str:
     text = re.sub("<[^>]*>", "", line)
-    return f'<span class="line" style="--indent: {len(text) - len(text.lstrip()) + 2}ch">{line}\n</span>'
+    further = 0 if '<span class="sd">' in line else 2  # a docstring is prose
+    return f'<span class="line" style="--indent: {len(text) - len(text.lstrip()) + further}ch">{line}\n</span>'
 
 
 def asks(cell: NotebookNode) -> bool:

@@ -124,12 +124,12 @@ def test_chinese_tables_links_and_figures_survive(course):
     assert figure["alt"] == "Gradients & moments" and figure["src"].strip() == f"data:image/png;base64,{ONE_PIXEL}"
 
 
-def test_each_line_of_code_goes_on_below_itself(course):
-    page = page_of(new_code_cell('def f(x):\n    return """a\n  <b>"""'))
+def test_each_line_of_code_goes_on_below_itself_and_prose_flush():
+    page = page_of(new_code_cell('def f(x):\n    """Prose\n\n    <b>"""\n    return x'))
     lines = re.findall(r'<span class="line" style="--indent: (\d+)ch">(.*?)\n</span>', page)
     shown = ["".join(re.split("<[^>]*>", line)) for _, line in lines]
-    assert shown == ["def f(x):", '    return """a', '  &lt;b&gt;"""']
-    assert [indent for indent, _ in lines] == ["2", "6", "4"]
+    assert shown == ["def f(x):", '    """Prose', "", '    &lt;b&gt;"""', "    return x"]
+    assert [indent for indent, _ in lines] == ["2", "4", "2", "4", "6"]
 
 
 def test_chinese_terms_stay_whole_and_chinese_sentences_may_break():
