@@ -74,12 +74,19 @@ def sample():
     return to_html(new_notebook(cells=cells), "sample", links=links)
 
 
-def found_in(page, folder):
+def found_in(page, folder, *options):
     """What probe.html finds in a page."""
     probe = folder / "probe.html"
     code = (TESTS / "pages/probe.html").read_text("utf-8")
     probe.write_text(code.replace("PAGE", json.dumps(page).replace("<", "\\u003c"), 1), "utf-8")
-    command = [CHROMIUM, *OPTIONS.split(), f"--user-data-dir={folder / 'profile'}", "--dump-dom", probe.as_uri()]
+    command = [
+        CHROMIUM,
+        *OPTIONS.split(),
+        *options,
+        f"--user-data-dir={folder / 'profile'}",
+        "--dump-dom",
+        probe.as_uri(),
+    ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     return SimpleNamespace(**json.loads(unescape(re.search(r'<pre id="found">(.*?)</pre>', dom)[1])))
 
@@ -111,6 +118,11 @@ def test_every_picture_is_there_and_has_its_alt_text(found):
 
 def test_the_page_asks_the_network_for_nothing():
     assert loads_or_runs(sample()) == []
+
+
+def test_a_figure_is_dark_in_dark_mode_and_a_diagram_sees_to_that_itself(found, tmp_path):
+    dark = found_in(sample(), tmp_path, "--blink-settings=preferredColorScheme=0")
+    assert (found.darkened, dark.darkened) == ([False, False], [True, False])
 
 
 def test_the_probe_finds_what_is_wrong(tmp_path):
