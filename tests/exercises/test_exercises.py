@@ -15,6 +15,7 @@ from labs_utils.exercises.contract import Exercise, Mark, exercises_of, labs
 from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.marking import exercise_of_situations, mean_mark
 from labs_utils.exercises.plain import NotPlain, load, plain, save
+from labs_utils.figures import display
 
 TOY = "toy.exercises"
 
@@ -197,6 +198,18 @@ def test_check_lets_the_notebook_go_on_after_a_stub(capsys):
 
     check("lab90.mean_square", stub, package=TOY)
     assert "not attempted" in capsys.readouterr().out
+
+
+def test_only_the_first_stub_is_told_what_that_means(capsys, monkeypatch):
+    def stub(*args):
+        raise NotImplementedError
+
+    monkeypatch.setattr(display, "_first", {})
+    for exercise_id in ("lab90.mean_square", "lab90.extremes"):
+        check(exercise_id, stub, package=TOY)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "lab90.mean_square: not attempted. The function is still a stub."
+    assert second == "lab90.extremes: still a stub."
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, ValueError])
