@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from labs_utils.exercises.contract import PACKAGE, Attempt, Exercise, Result, find
+from labs_utils.exercises.contract import PACKAGE, Attempt, Exercise, Paper, Result, find
 from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.marking import result_of
 from labs_utils.exercises.plain import NotPlain, plain
@@ -75,12 +75,25 @@ def grade(exercise: Exercise, fn: Callable, rng: np.random.Generator, cases: int
     """Grade `fn` in this process on `cases` cases drawn with `rng`; no cap on memory or time."""
     drawn = draw_cases(exercise, rng, cases)
     attempts = [attempt(exercise, fn, plain(case)) for case in drawn]
-    return result_of(exercise, drawn, attempts, forbidden_uses(exercise, _source(fn)))
+    answered = [tried.outcome == "answered" for tried in attempts]
+    truths = [truth_of(exercise, case) if there else None for case, there in zip(drawn, answered, strict=True)]
+    return result_of(Paper(exercise, drawn, truths), attempts, forbidden_uses(exercise, _source(fn)))
+
+
+def paper_of(exercise: Exercise, rng: np.random.Generator, cases: int) -> Paper:
+    """`cases` cases drawn with `rng`, and their truths."""
+    drawn = draw_cases(exercise, rng, cases)
+    return Paper(exercise, drawn, [truth_of(exercise, case) for case in drawn])
 
 
 def draw_cases(exercise: Exercise, rng: np.random.Generator, cases: int) -> list:
     """`cases` cases as the student's code will see them. Raises `NotPlain` where `draw` makes more than plain data."""
     return [plain(exercise.draw(rng)) for _ in range(cases)]
+
+
+def truth_of(exercise: Exercise, case: Any) -> Any:
+    """The truth of a case as plain data; the case stays as it is."""
+    return plain(exercise.truth(plain(case)))
 
 
 def attempt(exercise: Exercise, fn: Callable, case: Any) -> Attempt:

@@ -53,6 +53,14 @@ class Exercise:
         return self.id.partition(".")[2]
 
 
+class Paper(NamedTuple):
+    """Cases of an exercise, as the student's code will see them, and the truth of each: made before that code runs."""
+
+    exercise: Exercise
+    cases: list
+    truths: list
+
+
 @dataclass(frozen=True)
 class Attempt:
     """What came of calling a student's function on one case: "answered", or an outcome of `Result` and why."""

@@ -17,12 +17,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from labs_utils.exercises.attempts import CASES, draw_cases
-from labs_utils.exercises.contract import PACKAGE, Attempt, Result, find
+from labs_utils.exercises.attempts import CASES, paper_of
+from labs_utils.exercises.contract import PACKAGE, Attempt, Paper, Result, find
 from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.marking import STOPPED, result_of
 from labs_utils.exercises.plain import load, save
@@ -30,6 +31,7 @@ from labs_utils.exercises.plain import load, save
 MEMORY_BYTES = 512 * 2**20
 REPLY_SECONDS = 150  # more than the two minutes that a start may take there; a fork takes no time
 END_SECONDS = 5
+MOST_PAPERS = 64  # that are kept: those of a class's labs
 MOST_IDLE = 4  # parents that wait for work, of some hundred MB each
 
 
@@ -55,17 +57,22 @@ def judge(
         ValueError: an unknown id.
         RuntimeError: the student's process could not start, which is no fault of the student's.
     """
-    exercise = find(exercise_id, package)
-    drawn = draw_cases(exercise, np.random.default_rng(seed), cases)
+    paper = set_paper(exercise_id, seed, cases, package)
     caps = {"cases": cases, "memory_bytes": memory_bytes, "seconds": seconds}
     with _folder() as folder:
         (folder / "answer.py").write_text(source, "utf-8", errors="replace")
-        for index, case in enumerate(drawn):
+        for index, case in enumerate(paper.cases):
             save(case, folder / f"case-{index}")
         with _parent(package, exercise_id, setup) as parent:
             ending = parent.run({"exercise_id": exercise_id, "folder": str(folder), **caps})
         attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(cases)]
-    return result_of(exercise, drawn, attempts, forbidden_uses(exercise, source))
+    return result_of(paper, attempts, forbidden_uses(paper.exercise, source))
+
+
+@lru_cache(MOST_PAPERS)
+def set_paper(exercise_id: str, seed: int, cases: int = CASES, package: str = PACKAGE) -> Paper:
+    """The cases of one seed and their truths: made once for all who are judged by it, before any of their code runs."""
+    return paper_of(find(exercise_id, package), np.random.default_rng(seed), cases)
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from labs_utils.exercises.contract import Attempt, Exercise, Mark, Result
-from labs_utils.exercises.plain import as_numbers, plain
+from labs_utils.exercises.contract import Attempt, Exercise, Mark, Paper, Result
+from labs_utils.exercises.plain import as_numbers
 
 AS_EXPECTED = Mark(1.0, "as expected")
 STOPPED = ("crash", "timeout", "memory")
@@ -144,9 +144,10 @@ def exercise_of_situations(
     )
 
 
-def result_of(exercise: Exercise, cases: list, attempts: list[Attempt], flags: tuple[str, ...] = ()) -> Result:
+def result_of(paper: Paper, attempts: list[Attempt], flags: tuple[str, ...] = ()) -> Result:
     """The result over all cases: the mean score, and the outcome and message of the first case that tells most."""
-    results = [_result_of_case(exercise, case, tried) for case, tried in zip(cases, attempts, strict=True)]
+    compare, cases = paper.exercise.compare, paper.cases
+    results = [_result_of_case(compare, *each) for each in zip(cases, attempts, paper.truths, strict=True)]
     score = sum(one.score for one in results) / len(results)
     if score == 1:
         return Result(1.0, "passed", f"All {len(results)} cases are right.", flags)
@@ -159,13 +160,12 @@ def result_of(exercise: Exercise, cases: list, attempts: list[Attempt], flags: t
     return Result(score, outcome, f"Case {first + 1} of {len(results)}: {results[first].message}", flags, cases[first])
 
 
-def _result_of_case(exercise: Exercise, case: Any, tried: Attempt) -> Result:
+def _result_of_case(compare: Callable, case: Any, tried: Attempt, truth: Any) -> Result:
     """The result of one case. A comparison that an answer breaks, or a score outside [0, 1], is 0."""
     if tried.outcome != "answered":
         return Result(0.0, tried.outcome, tried.message)
-    truth = plain(exercise.truth(case))
     try:
-        mark = exercise.compare(case, as_numbers(tried.answer, truth), truth)
+        mark = compare(case, as_numbers(tried.answer, truth), truth)
         score, sentence = float(mark.score) if 0 <= mark.score <= 1 else 0.0, mark.sentence
     except Exception as error:
         score, sentence = 0.0, f"the answer can't be compared ({type(error).__name__}: {error})"
