@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,6 @@ from labs_utils.figures.display import is_first
 
 CASES = 4
 PUBLIC_SEED = 2026
-_failed_checks: Counter[str] = Counter()
 
 
 def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
@@ -44,13 +42,12 @@ def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
 
 
 def report_of(exercise: Exercise, result: Result) -> str:
-    """The lines a student reads: outcome, first failing case, a further hint at each failure, flags."""
+    """The lines a student reads: outcome, first failing case, the hint that belongs to what went wrong, flags."""
     lines = [f"{exercise.id}: {result.outcome}. {result.message}"]
     if result.case is not None:
         lines.append(f"  the case: {_brief(_named_situation(result.case, result.message))}")
-    if exercise.hints and result.score < 1 and result.outcome != "not attempted":
-        lines.append(f"  hint: {exercise.hints[min(_failed_checks[exercise.id], len(exercise.hints) - 1)]}")
-        _failed_checks[exercise.id] += 1
+    if result.cause in exercise.hints:
+        lines.append(f"  hint: {exercise.hints[result.cause]}")
     if exercise.why and result.score == 1:
         lines.append(f"  why it works: {exercise.why}")
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ class Exercise:
     `truth(case)` what the answer should be, and `compare(case, answer, truth)` a `Mark`.
     Cases, answers and truths are plain data (`labs_utils.exercises.plain`). Only `call` runs beside the student's code:
     it may build modules from a case's sizes and seeds, and must not hold what `truth` finds out.
+    `hints` has a sentence for each cause that `compare` names in a `Mark`: what a student who made it should look at.
     `minutes` and `difficulty` ("easy", "medium", "hard") are for the student to plan by, and `why` is two sentences on
     why it works, shown when it passes.
     Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
@@ -43,7 +44,7 @@ class Exercise:
     compare: Callable[[Any, Any, Any], Mark]
     minutes: int = 0
     difficulty: str = ""
-    hints: tuple[str, ...] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     forbidden: tuple[str, ...] = ()
 
@@ -75,7 +76,7 @@ class Result:
     """A score in [0, 1], an outcome, one sentence for the student, and flags for a person.
 
     `outcome` is "passed", "partly", "wrong", "not attempted", "crash", "timeout" or "memory". `case` is the first
-    case that failed, for whoever may see it.
+    case that failed, for whoever may see it, and `cause` what went wrong there, if it has a name.
     """
 
     score: float
@@ -83,6 +84,7 @@ class Result:
     message: str
     flags: tuple[str, ...] = ()
     case: Any = None
+    cause: str | None = None
 
 
 def labs(package: str = PACKAGE) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,18 @@ def compare_bytes(
     return mark._replace(sentence=f"{mark.sentence} bytes{factor}: {likely}")
 
 
+def with_cause(mark: Mark, answer: Any, mistakes: Mapping[str, Any], **tolerances: float) -> Mark:
+    """A mark that isn't full, with the cause that leads to the answer: `mistakes` has what each would give.
+
+    >>> with_cause(Mark(0.0, "expected 12, got 3"), 3, {"not squared": 3, "not averaged": 24}).cause
+    'not squared'
+    """
+    if mark.score == 1 or mark.cause:
+        return mark
+    made = (cause for cause, value in mistakes.items() if close(None, answer, value, **tolerances).score == 1)
+    return mark._replace(cause=next(made, None))
+
+
 def mean_mark(marks: dict[str, Mark]) -> Mark:
     """The mean score, with the sentence and the cause of the first mark that isn't full.
 
@@ -157,7 +169,8 @@ def result_of(paper: Paper, attempts: list[Attempt], flags: tuple[str, ...] = ()
     outcome = "partly" if score > 0 and not stopped else results[first].outcome
     if outcome == "not attempted":
         return Result(0.0, outcome, results[first].message, flags)
-    return Result(score, outcome, f"Case {first + 1} of {len(results)}: {results[first].message}", flags, cases[first])
+    message = f"Case {first + 1} of {len(results)}: {results[first].message}"
+    return Result(score, outcome, message, flags, cases[first], results[first].cause)
 
 
 def _result_of_case(compare: Callable, case: Any, tried: Attempt, truth: Any) -> Result:
@@ -166,7 +179,8 @@ def _result_of_case(compare: Callable, case: Any, tried: Attempt, truth: Any) ->
         return Result(0.0, tried.outcome, tried.message)
     try:
         mark = compare(case, as_numbers(tried.answer, truth), truth)
-        score, sentence = float(mark.score) if 0 <= mark.score <= 1 else 0.0, mark.sentence
+        score = float(mark.score) if 0 <= mark.score <= 1 else 0.0
     except Exception as error:
-        score, sentence = 0.0, f"the answer can't be compared ({type(error).__name__}: {error})"
-    return Result(score, "passed" if score == 1 else "partly" if score else "wrong", sentence)
+        score, mark = 0.0, Mark(0.0, f"the answer can't be compared ({type(error).__name__}: {error})")
+    outcome = "passed" if score == 1 else "partly" if score else "wrong"
+    return Result(score, outcome, mark.sentence, cause=mark.cause)

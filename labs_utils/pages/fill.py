@@ -105,7 +105,8 @@ def _with_its_needs(function: ast.FunctionDef, body: list[ast.stmt], lines: list
     """The source of the imports, then of every statement that `function` uses, through others too, in file order."""
     needed = [function]
     for node in needed:  # grows while it is walked
-        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        own = {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
+        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} - own
         needed += [other for other in body if _defined(other) & names and other not in needed]
     imports = [_text(node, lines) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
     rest = [_text(node, lines) for node in body if node in needed]

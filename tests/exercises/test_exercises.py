@@ -183,13 +183,20 @@ def test_check_prints_and_returns_nothing(capsys):
     assert capsys.readouterr().out == "lab90.mean_square: passed. All 4 cases are right.\n"
 
 
-def test_check_shows_case_expected_got_and_a_further_hint_each_time(capsys):
-    check("lab90.mean_square", lambda values: 0, package=TOY)
-    first = capsys.readouterr().out
-    check("lab90.mean_square", lambda values: 0, package=TOY)
-    second = capsys.readouterr().out
-    assert "Case 1 of 4: expected" in first and "got 0" in first and "the case: values = [" in first
-    assert "Square before you average" in first and "sum(v * v" in second
+def test_check_shows_case_expected_and_got_and_the_hint_of_what_went_wrong(capsys):
+    shown = []
+    for wrong in (lambda values: (sum(values) / len(values)) ** 2, lambda values: sum(v * v for v in values)):
+        for _ in range(2):  # by cause, never by attempt
+            check("lab90.mean_square", wrong, package=TOY)
+            shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and shown[2] == shown[3]
+    assert "Case 1 of 4: expected" in shown[0] and ", got " in shown[0] and "the case: values = [" in shown[0]
+    assert "hint: Square before you average." in shown[0] and "hint: Divide by len(values)." in shown[2]
+
+
+def test_a_mistake_without_a_name_has_no_hint(capsys):
+    check("lab90.mean_square", lambda values: -1.0, package=TOY)
+    assert "hint" not in capsys.readouterr().out
 
 
 def test_check_lets_the_notebook_go_on_after_a_stub(capsys):

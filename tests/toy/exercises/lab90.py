@@ -5,10 +5,17 @@ from functools import partial
 import numpy as np
 
 from labs_utils.exercises.contract import Exercise
-from labs_utils.exercises.marking import close
+from labs_utils.exercises.marking import close, with_cause
 
 # At this size a float64 matrix of all pairs takes 200 MB, and one row of it 40 kB.
 PAIRS = 5000
+
+
+def compare_mean(case, answer, truth):
+    values = case["values"]
+    mistakes = {"averaged first": float(np.mean(values)) ** 2, "not averaged": float(np.sum(np.square(values)))}
+    return with_cause(close(case, answer, truth, rel=1e-9), answer, mistakes, rel=1e-9)
+
 
 mean_square = Exercise(
     id="lab90.mean_square",
@@ -16,8 +23,8 @@ mean_square = Exercise(
     draw=lambda rng: {"values": [int(value) for value in rng.integers(-9, 10, 5)]},
     call=lambda fn, case: fn(case["values"]),
     truth=lambda case: float(np.mean(np.square(case["values"]))),
-    compare=partial(close, rel=1e-9),
-    hints=("Square before you average.", "sum(v * v for v in values) / len(values)"),
+    compare=compare_mean,
+    hints={"averaged first": "Square before you average.", "not averaged": "Divide by len(values)."},
     forbidden=("numpy.mean", "statistics"),
 )
 
