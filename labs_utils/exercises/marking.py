@@ -77,7 +77,10 @@ def _float64(array: Any) -> np.ndarray:
 
 
 def _expected(truth: Any, answer: Any) -> str:
-    return f"expected {_number(truth)}, got {_number(answer)}"
+    expected, got = _number(truth), _number(answer)
+    if expected == got:  # they differ further on
+        expected, got = repr(truth)[:100], repr(answer)[:100]
+    return f"expected {expected}, got {got}"
 
 
 def _number(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Plain data: the only values that go to student code and come back, in memory or as JSON and safetensors files.
 
-Never pickle, and never a subclass: a file can't run code when it is read, and a value can't bring its own `__eq__`.
+Never pickle: a file can't run code when it is read. A value of any natural form becomes one of the exact types, so that
+it can't bring its own `__eq__`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,8 @@ import numpy as np
 
 FILE_BYTES = 64 * 2**20
 JSON_BYTES = 4 * 2**20  # parsed JSON takes about 30 times its size
+EXACT_FLOATS = 2**53  # up to here a float holds every whole number
 LIBRARIES = ("numpy", "torch")
-NUMBERS = {np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + "efd"}  # exact types, no subclass
 
 
 class NotPlain(TypeError):
@@ -26,58 +29,96 @@ class NotPlain(TypeError):
 
 
 def plain(value: Any) -> Any:
-    """A deep copy of `value` made of exact plain types; a tuple becomes a list, a tensor moves to the CPU, and a
-    number of numpy's becomes Python's.
+    """A deep copy of `value` made of exact plain types, whatever natural form it has.
 
-    Plain are None, bool, str, float, int of 64 bits, list, dict with str keys, and `numpy.ndarray` and
-    `torch.Tensor` of numbers.
+    Plain are None, bool, str, float, int of 64 bits, list, dict with str keys, and `numpy.ndarray` and `torch.Tensor`
+    of numbers. Subclasses of these become them, mappings dicts, tuples and ranges lists, numbers of numpy's and
+    fractions Python's; a tensor moves to the CPU.
 
     Raises:
-        NotPlain: anything else, a subclass of these included.
+        NotPlain: anything else.
 
     >>> plain({"bytes": np.int64(3), "shape": (2, 4)})
     {'bytes': 3, 'shape': [2, 4]}
     """
-    exact = type(value)
-    if value is None or exact in (bool, str, float) or (exact is int and -(2**63) <= value < 2**63):
+    if value is None or type(value) in (bool, str, float):
         return value
-    if exact in NUMBERS:
-        return plain(value.item())
-    if exact in (list, tuple):
-        return [plain(item) for item in value]
-    if exact is dict and all(type(key) is str for key in value):
-        return {key: plain(item) for key, item in value.items()}
-    if exact is np.ndarray and value.dtype.kind in "biuf":
-        return np.array(value, order="C")
-    if _library_of(value) == "torch" and value.layout is sys.modules["torch"].strided:
-        return value.detach().cpu().clone(memory_format=sys.modules["torch"].contiguous_format)
+    for kind, convert in CONVERSIONS:
+        if isinstance(value, kind):
+            return convert(value)
+    if _library_of(value) == "numpy" and value.dtype.kind in "biuf":
+        return np.array(value, order="C", subok=False)
+    if _library_of(value) == "torch":
+        return _plain_tensor(value)
     raise NotPlain(_what_it_is(value))
 
 
-def as_numbers(value: Any, model: Any) -> Any:
-    """Plain data with arrays and tensors of no dimension as numbers, where `model` has numbers in the same place.
+def _plain_int(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise NotPlain("this int has more than 64 bits")
+    return int.__index__(value)
 
-    >>> as_numbers({"seconds": np.array(1.5)}, {"seconds": 2.0})
-    {'seconds': 1.5}
+
+def _plain_dict(value: Mapping) -> dict:
+    items = dict.items(value) if isinstance(value, dict) else [(key, value[key]) for key in value]
+    if not all(isinstance(key, str) for key, _ in items):
+        raise NotPlain("this dict has a key that is no str")
+    return {str.__str__(key): plain(item) for key, item in items}
+
+
+def _plain_tensor(value: Any) -> Any:
+    torch = sys.modules["torch"]
+    if value.layout is not torch.strided:
+        raise NotPlain("a sparse tensor is no plain one")
+    with torch._C.DisableTorchFunctionSubclass():
+        bare = value.detach().as_subclass(torch.Tensor)
+        return bare.cpu().clone(memory_format=torch.contiguous_format)
+
+
+# The first that fits; a bool is an int, too, and numpy's float64 a float.
+CONVERSIONS = (
+    ((bool, np.bool_), bool),
+    (int, _plain_int),
+    (np.integer, lambda value: _plain_int(int(value))),
+    ((float, np.floating, Fraction), float),
+    (str, str.__str__),
+    (list, lambda value: [plain(item) for item in list.__iter__(value)]),
+    (tuple, lambda value: [plain(item) for item in tuple.__iter__(value)]),
+    (range, list),
+    (Mapping, _plain_dict),
+)
+
+
+def as_numbers(value: Any, model: Any) -> Any:
+    """Plain data with arrays and tensors as numbers and lists, and integral floats as ints, but where `model` has them.
+
+    >>> as_numbers({"seconds": np.array(1.5), "bytes": np.array([1.0, 2.0])}, {"seconds": 2.0, "bytes": [1, 3]})
+    {'seconds': 1.5, 'bytes': [1, 2]}
     """
-    if type(model) in (bool, int, float) and _library_of(value) and not value.shape:
-        return value.item()
-    if type(value) is type(model) is dict:
-        return {key: as_numbers(item, model.get(key)) for key, item in value.items()}
-    if type(value) is type(model) is list and len(value) == len(model):
-        return [as_numbers(item, other) for item, other in zip(value, model, strict=True)]
+    if _library_of(value) and not _library_of(model) and (not value.shape or type(model) is list):
+        return as_numbers(value.tolist(), model)
+    if type(value) is dict:
+        models = model if type(model) is dict else {}
+        return {key: as_numbers(item, models.get(key)) for key, item in value.items()}
+    if type(value) is list:
+        models = model if type(model) is list and len(model) == len(value) else [None] * len(value)
+        return [as_numbers(item, other) for item, other in zip(value, models, strict=True)]
+    if type(value) is float and type(model) is not float and value.is_integer() and abs(value) < EXACT_FLOATS:
+        return int(value)
     return value
 
 
 def _library_of(value: Any) -> str | None:
-    """ "numpy" or "torch" for their own arrays; asks torch only where something else has imported it."""
+    """ "numpy" or "torch" for their arrays; asks torch only where something else has imported it."""
     torch = sys.modules.get("torch")
-    return "numpy" if type(value) is np.ndarray else "torch" if torch and type(value) is torch.Tensor else None
+    if isinstance(value, np.ndarray):
+        return "numpy"
+    return "torch" if torch and isinstance(value, torch.Tensor) else None
 
 
 def _what_it_is(value: Any) -> str:
-    if type(value) in (int, dict, np.ndarray):
-        return f"this {type(value).__name__} holds what is no plain data: an int over 64 bits, a key that is no str, …"
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} holds no numbers"
     return f"{type(value).__name__} is not a plain number, str, list, dict, numpy array or torch tensor"
 
 

@@ -3,7 +3,10 @@
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from dataclasses import replace
+from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -321,10 +324,48 @@ def test_plain_data_survives_its_files(tmp_path):
     assert close(None, back, value)[0] == 1 and back["tensor"].dtype == torch.bfloat16
 
 
-def test_subclasses_of_tensors_are_not_plain():
+class OwnDict(dict):
+    def items(self):
+        return [("right", True)]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(1.5), 1.5),
+        (np.longdouble(1.5), 1.5),
+        (np.int16(3), 3),
+        (np.bool_(True), True),
+        (Fraction(3, 2), 1.5),
+        (np.str_("loss"), "loss"),
+        (Counter(a=2), {"a": 2}),
+        (defaultdict(int, a=2), {"a": 2}),
+        (MappingProxyType({"a": 2}), {"a": 2}),
+        (OwnDict(right=False), {"right": False}),
+        (range(3), [0, 1, 2]),
+        ((1, (2, 3)), [1, [2, 3]]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_natural_forms_become_plain_types(value, expected):
+    made = plain(value)
+    assert made == expected and type(made) is type(expected)
+
+
+def test_subclasses_of_arrays_and_tensors_become_plain_ones():
     torch = pytest.importorskip("torch")
-    with pytest.raises(NotPlain, match="Parameter is not a plain number"):
-        plain(torch.nn.Parameter(torch.ones(1)))
+    tensor, array = plain(torch.nn.Parameter(torch.ones(1))), plain(np.ones(1).view(OwnArray))
+    assert type(tensor) is torch.Tensor and type(array) is np.ndarray and tensor.item() == array.item() == 1
+
+
+@pytest.mark.parametrize("value", [2**63, {1: 2}, {1, 2}, print, 1j, np.complex64(1), np.array(["a"])], ids=repr)
+def test_what_is_no_data_is_not_plain(value):
+    with pytest.raises(NotPlain):
+        plain(value)
+
+
+def test_a_refusal_shows_where_numbers_differ():
+    assert close(None, 4.0, 4.0000001).sentence == "expected 4.0000001, got 4.0"
 
 
 def test_files_that_are_links_or_too_large_are_not_read(tmp_path):
