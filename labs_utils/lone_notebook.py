@@ -58,12 +58,17 @@ def install(lab: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
         constraints.write_text(f"torch=={torch}\n" if torch else "")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
+        command = [sys.executable, "-m", "pip", "install", "--constraint", str(constraints)]
         pip = subprocess.run([*command, "--editable", f"{COURSE}[{lab}]"], capture_output=True, text=True)
     if pip.returncode:
-        reason = " ".join(pip.stderr.partition("ERROR: ")[2].split() or pip.stderr.split())
         beside = f" beside torch {torch}" if torch else ""
-        sys.exit(f"pip can't install what {lab} needs{beside}: {reason[:600]}")
+        sys.exit(f"pip can't install what {lab} needs{beside}: {reason(pip.stdout, pip.stderr)}")
+
+
+def reason(output: str, errors: str) -> str:
+    """Why pip failed, in its words: what is in conflict with what, or else its first error."""
+    conflict = output.partition("The conflict is caused by:")[2].partition("To fix this")[0]
+    return " ".join((conflict or errors.partition("ERROR: ")[2] or errors).split())[:600]
 
 
 def installed(name: str) -> str:

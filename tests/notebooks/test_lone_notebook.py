@@ -26,6 +26,7 @@ ADDRESS = PROJECT["urls"]["Repository"]
 PATHS = {path.stem[:2]: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 QUICKEST = "00"
 FACTS = "import json, labs_utils; print(json.dumps([labs_utils.__file__, torch.__file__, torch.__version__]))"
+CONFLICT = "\nThe conflict is caused by:\n labs-utils depends on torch>=2.9\n You requested torch==2.8\n\nTo fix this"
 every_lab = pytest.mark.parametrize("lab", PATHS)
 
 
@@ -152,13 +153,19 @@ def test_another_lab_in_the_same_environment_installs_only_what_is_missing(fetch
     assert len(fetched) == (not is_here)
 
 
-def test_what_pip_cannot_install_is_said_in_one_sentence(fetched, monkeypatch):
-    failed = SimpleNamespace(
-        returncode=1, stderr="WARNING: slow\nERROR: No matching distribution\nfound for deepspeed\n"
-    )
+@pytest.mark.parametrize(
+    "output, errors, reason",
+    [
+        ("", "WARNING: slow\nERROR: No matching distribution\nfound for deepspeed", "No matching distribution found"),
+        (CONFLICT, "ERROR: Cannot install", "labs-utils depends on torch>=2.9 You requested torch==2.8$"),
+        ("", "No module named pip", "No module named pip$"),
+    ],
+)
+def test_what_pip_cannot_install_is_said_in_one_sentence(fetched, monkeypatch, output, errors, reason):
+    failed = SimpleNamespace(returncode=1, stdout=output, stderr=errors)
     monkeypatch.setattr("subprocess.run", lambda *args, **kwargs: failed)
-    beside = re.escape(f"lab04 needs beside torch {version('torch')}: No matching distribution found for deepspeed")
-    with pytest.raises(SystemExit, match=f"^pip can't install what {beside}$"):
+    beside = re.escape(f"lab04 needs beside torch {version('torch')}: ")
+    with pytest.raises(SystemExit, match=f"^pip can't install what {beside}{reason}"):
         set_up("lab04")
 
 
