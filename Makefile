@@ -6,18 +6,25 @@ INSTALLED := $(VENV)/.installed
 
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 HANDOUTS := $(patsubst notebooks/%.ipynb,handouts/%.html,$(NOTEBOOKS))
+STAFF := $(patsubst notebooks/%.ipynb,handouts-staff/%.staff.html,$(NOTEBOOKS))
 COURSE := $(wildcard labs_utils/*.py labs_utils/*/*.py labs_utils/*/*/*.py labs_utils/pages/template/* data/*.csv data/*/*)
 
 # Compilers' helpers such as ninja are looked for on PATH, where an environment that isn't activated doesn't put them.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: labs test check lint lab
+.PHONY: labs staff test check lint lab
 .DELETE_ON_ERROR:
 
 labs: $(HANDOUTS)
 
+# The same with the exercises filled in: for those who teach.
+staff: $(STAFF)
+
 handouts/%.html: notebooks/%.ipynb $(COURSE) $(INSTALLED)
 	@$(PYTHON) -m labs_utils.cli handouts $< --out handouts
+
+handouts-staff/%.staff.html: notebooks/%.ipynb $(COURSE) $(wildcard solutions/*.py) $(INSTALLED)
+	@$(PYTHON) -m labs_utils.cli handouts $< --staff --out handouts-staff
 
 # A file's tests stay on one worker: they share what takes long, such as a launch.
 test: lint

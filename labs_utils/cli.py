@@ -104,12 +104,16 @@ def accuracy(
 
 
 @app.command()
-def handouts(notebooks: list[Path], out: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("handouts")):
-    """Execute notebooks (files or folders) and write each as one self-contained HTML page."""
+def handouts(
+    notebooks: list[Path],
+    out: Annotated[Path | None, typer.Option(help="Folder of the pages; default: handouts or handouts-staff.")] = None,
+    staff: Annotated[bool, typer.Option("--staff", help="Fill in the exercises with the course's solutions.")] = False,
+):
+    """Execute notebooks (files or folders) and write each as one self-contained HTML page, and an index."""
     from labs_utils.pages.handouts import HandoutError, write_handouts
 
     try:
-        for page in write_handouts(notebooks, out):
+        for page in write_handouts(notebooks, out or Path("handouts-staff" if staff else "handouts"), staff):
             typer.echo(f"wrote {page}")
     except HandoutError as error:
         fail(str(error), code=1)

@@ -14,6 +14,7 @@ from labs_utils.run import Run
 
 MIB = 2**20
 WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES = 8519680, 32 * MIB  # getChosenWorkspaceSize: 8 MiB and 128 KiB; 32 MiB on 9.x
+BF16_CAPABILITY = 8.0  # Ampere; older GPUs only emulate it
 CONTEXT_BYTES = 750 * MIB  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
 BF16_CAPABILITY = 8.0  # Ampere. Older GPUs emulate bf16, slowly; `torch.cuda.is_bf16_supported()` says yes to that too
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -48,6 +49,11 @@ class Device(BaseModel, frozen=True):
     def is_gpu(self) -> bool:
         """Whether it is a GPU: cuBLAS has a workspace on every one, and none on a CPU."""
         return self.workspace_bytes > 0
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it computes in bf16 by its own units: a CPU does, and a GPU from compute capability 8.0 on."""
+        return not self.is_gpu or self.compute_capability >= BF16_CAPABILITY
 
     @property
     def allocator_bytes(self) -> int | None:

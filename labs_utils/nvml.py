@@ -46,3 +46,11 @@ def memory_bytes(nvml: ModuleType, handle) -> int | None:
         return nvml.nvmlDeviceGetMemoryInfo(handle).total
     except nvml.NVMLError_NotSupported:
         return None
+
+
+def free_bytes(nvml: ModuleType) -> int | None:
+    """A question for `ask_driver`: what is free of the first GPU's memory; None where it has none of its own."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).free
+    except nvml.NVMLError_NotSupported:
+        return None

@@ -219,7 +219,7 @@ class Trial:
 
     def __init__(self, seconds: float):
         self.seconds, self.tree = seconds, Path(tempfile.mkdtemp(prefix="mutants-")) / "course"
-        left = shutil.ignore_patterns(".git", ".venv", "handouts", ".pytest_cache", ".ruff_cache")
+        left = shutil.ignore_patterns(".git", ".venv", "handouts", "handouts-staff", ".pytest_cache", ".ruff_cache")
         shutil.copytree(ROOT, self.tree, ignore=left)
         sys.path[:] = [str(self.tree), *(each for each in sys.path if not within(Path(each or "."), ROOT))]
         os.environ |= {"PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1"}

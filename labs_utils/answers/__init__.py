@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     {
         "labs_utils.recordings": ("recall", "benchmarks"),
         "labs_utils.answers.estimate": ("estimate_timeline",),
+        "labs_utils.answers.live": ("measure_live", "live_run"),
         "labs_utils.answers.dry_run": ("dry_run_timeline", "NoMemoryMode"),
         "labs_utils.memory_model.host_memory": ("offloaded_bytes", "left_pinned_bytes"),
         "labs_utils.time_model.offload": ("moved_bytes", "offload_seconds", "recorded_host_rates"),

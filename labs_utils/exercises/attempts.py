@@ -17,6 +17,7 @@ from labs_utils.exercises.contract import PACKAGE, Attempt, Exercise, Result, fi
 from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.marking import result_of
 from labs_utils.exercises.plain import NotPlain, plain
+from labs_utils.figures.display import is_first
 
 CASES = 4
 PUBLIC_SEED = 2026
@@ -25,6 +26,8 @@ _failed_checks: Counter[str] = Counter()
 
 def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
     """Try `fn` on a few public cases and print what came out; in the notebook nothing a student does raises.
+
+    Only the first stub is told what that means.
 
     Raises:
         ValueError: an unknown id.
@@ -35,6 +38,8 @@ def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
     report = report_of(exercise, result)
     if os.environ.get("LABS_STRICT") == "1" and result.score < 1:
         raise AssertionError(report)
+    if result.outcome == "not attempted" and not is_first("a stub is fine", exercise_id):
+        report = f"{exercise_id}: still a stub."
     print(report)
 
 
@@ -46,6 +51,8 @@ def report_of(exercise: Exercise, result: Result) -> str:
     if exercise.hints and result.score < 1 and result.outcome != "not attempted":
         lines.append(f"  hint: {exercise.hints[min(_failed_checks[exercise.id], len(exercise.hints) - 1)]}")
         _failed_checks[exercise.id] += 1
+    if exercise.why and result.score == 1:
+        lines.append(f"  why it works: {exercise.why}")
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])
 
 

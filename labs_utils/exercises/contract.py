@@ -30,6 +30,8 @@ class Exercise:
     `truth(case)` what the answer should be, and `compare(case, answer, truth)` a `Mark`.
     Cases, answers and truths are plain data (`labs_utils.exercises.plain`). Only `call` runs beside the student's code:
     it may build modules from a case's sizes and seeds, and must not hold what `truth` finds out.
+    `minutes` and `difficulty` ("easy", "medium", "hard") are for the student to plan by, and `why` is two sentences on
+    why it works, shown when it passes.
     Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
     """
 
@@ -39,7 +41,10 @@ class Exercise:
     call: Callable[[Callable, Any], Any]
     truth: Callable[[Any], Any]
     compare: Callable[[Any, Any, Any], Mark]
+    minutes: int = 0
+    difficulty: str = ""
     hints: tuple[str, ...] = ()
+    why: str = ""
     forbidden: tuple[str, ...] = ()
 
     @property

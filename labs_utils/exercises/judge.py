@@ -79,7 +79,7 @@ def _folder() -> Iterator[Path]:
 
 
 class Parent:
-    """A process of `labs_utils.exercises.judged`, which has imported a lab and its set-up.
+    """A process of `labs_utils.exercises.sandbox`, which has imported a lab and its set-up.
 
     It ends when this process ends, however that happens: it notices that nobody can ask it any more.
 
@@ -94,7 +94,7 @@ class Parent:
         (self.folder / "setup.py").write_text(setup, "utf-8")
         with tempfile.TemporaryFile() as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "labs_utils.exercises.judged", package, lab],
+                [sys.executable, "-P", "-m", "labs_utils.exercises.sandbox", package, lab],
                 cwd=self.folder,
                 env=_environment(self.folder),
                 stdin=subprocess.PIPE,

@@ -16,6 +16,8 @@ __getattr__, __dir__, __all__ = lazy_face(
         ),
         "labs_utils.figures.panels": ("plot_timelines", "plot_points", "plot_point_panels"),
         "labs_utils.figures.tables": ("show_table",),
+        "labs_utils.figures.diagrams": ("diagram",),
+        "labs_utils.figures.lecture": ("lecture_said",),
         "labs_utils.units": ("worded_bytes",),
         "labs_utils.figures.predictions": ("predict", "reveal"),
     },

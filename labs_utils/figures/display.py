@@ -1,4 +1,4 @@
-"""What a notebook shows: `show`, a figure with its alt text; `ProgressLine`, how far something is."""
+"""What a notebook shows: figures with alt text, lines for people and programs, and how far something is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from uuid import uuid4
 
 DPI = 150
 CSS_PIXELS_PER_INCH = 96
+_first: dict[str, str] = {}
 
 
 def in_notebook() -> bool:
@@ -30,6 +31,28 @@ def show(figure, alt: str) -> None:
         display(Image(picture.getvalue(), width=round(pixels_wide * CSS_PIXELS_PER_INCH / DPI), alt=alt))
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(figure)
+
+
+def show_line(plain: str, markup: str, mime: str, record: dict) -> None:
+    """Display one line of text, with a record for programs under a MIME type of its own. Outside a notebook: print it.
+
+    `markup` is the line as HTML.
+    """
+    if not in_notebook():
+        print(plain)
+        return
+    from IPython.display import display
+
+    display({"text/plain": plain, "text/html": markup, mime: record}, raw=True)
+
+
+def is_first(remark: str, who: str) -> bool:
+    """Whether `who` is the first in this process to make a remark: it is made once, and again where they come again.
+
+    >>> [is_first("an example", who) for who in ("lab01.peak", "lab01.time", "lab01.peak")]
+    [True, False, True]
+    """
+    return _first.setdefault(remark, who) == who
 
 
 class ProgressLine:

@@ -7,17 +7,12 @@ from collections.abc import Mapping
 from labs_utils.answer import PHASES
 from labs_utils.figures.display import show
 from labs_utils.figures.step_area import STEP_LABEL, draw_step
-from labs_utils.figures.style import LEGEND, METHOD_LABELS, new_axes, part_legend, wrapped
+from labs_utils.figures.style import LEGEND, METHOD_LABELS, THING_LOOKS, new_axes, part_legend, wrapped
 from labs_utils.timeline import Timeline
 from labs_utils.units import unit_of, worded, worded_bytes
 
 Point = tuple[float, float]
 PANEL_INCHES = 1.75
-# A colour and a marker for each point; neither alone tells them apart.
-POINT_LOOKS = (
-    ("#1b6ca8", "o"), ("#d1332e", "s"), ("#5b2a86", "^"), ("#b57f00", "D"), ("#333333", "v"), ("#2a9d5c", "P"),
-    ("#a9568c", "X"), ("#7a7a7a", "*"),
-)  # fmt: skip
 
 
 def plot_timelines(timelines: Mapping[str, Timeline], title: str, phases: tuple[str, ...] = PHASES) -> None:
@@ -83,7 +78,7 @@ def points_figure(
 ):
     """The figure of `plot_point_panels`."""
     labels = dict.fromkeys(label for points in panels.values() for label in points)
-    looks, drawn = dict(zip(labels, POINT_LOOKS, strict=False)), {}
+    looks, drawn = dict(zip(labels, THING_LOOKS, strict=False)), {}
     figure, every = _panels(len(panels), title, xlabel, ylabel)
     for axes, (name, points) in zip(every, panels.items(), strict=True):
         if name:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from html import escape
 from numbers import Real
 from typing import Any
 
-from labs_utils.figures.display import in_notebook, show
-from labs_utils.figures.style import METHOD_LABELS
+from labs_utils.figures.display import is_first, show, show_line
+from labs_utils.figures.style import METHOD_LABELS, wrapped
+from labs_utils.pages.marks import ANSWER, QUESTION
 from labs_utils.units import GIB, KIB, MIB, worded
 
-MIME = "application/vnd.llm-labs.prediction+json"
 # Each unit's kind, and how many of the kind's base unit it is.
 UNITS = {
     "": ("numbers", 1),
@@ -21,6 +22,7 @@ UNITS = {
     "s": ("time", 1),
     "ms": ("time", 1e-3),
 }
+IN_WORDS = {"": "", "B": " (in bytes)", "s": " (in seconds)", "ms": " (in milliseconds)"}
 CLOSE_FACTOR = 1.1
 
 
@@ -42,10 +44,9 @@ class _Unusable(ValueError):
 
 
 def predict(prediction_id: str, guess: Any, unit: str = "", question: str = "") -> None:
-    """Keep a guess, in this process and in the notebook's output; `None` or `...` is a blank one.
+    """Ask a question, and keep a guess in this process and in the notebook's output; `None` or `...` is a blank one.
 
-    `unit` is a key of `UNITS`; `question` becomes the title of `reveal`'s figure. A guess that can't be used is
-    answered by one printed sentence.
+    `unit` is a key of `UNITS`. A guess that can't be used is answered by one printed sentence.
     """
     try:
         _kind_and_size(unit)
@@ -55,16 +56,19 @@ def predict(prediction_id: str, guess: Any, unit: str = "", question: str = "") 
         return
     prediction = Prediction(prediction_id, value, unit, question)
     _predictions[prediction_id] = prediction
-    words = "no guess yet, which is fine" if value is None else f"your guess is {_with_unit(value, unit)}"
-    _display(f"{prediction_id}: {words}.", asdict(prediction))
+    asked = (question or f"{_quantity(prediction_id)}?") + IN_WORDS.get(unit, f" (in {unit})")
+    said = f"Your guess: {_with_unit(value, unit)}." if value is not None else ""
+    if value is None and is_first("a blank guess is fine", prediction_id):
+        said = "No guess yet, which is fine."
+    _show_both(asked, said, QUESTION, asdict(prediction))
 
 
 def reveal(prediction_id: str, answer: Any, unit: str | None = None, method: str = "measure") -> None:
-    """Draw the guess beside `answer`, and say how far off it was.
+    """Say the answer; where there is a guess, draw it beside the answer, and say how far off it was.
 
     `answer` is a number in `unit` (default: the guess's) that `method` (a key of `METHOD_LABELS`) found, or a
-    `labs_utils.answer.Answer`, whose peak and method are shown.
-    Without a guess only the answer is drawn. What can't be drawn is answered by one printed sentence.
+    `labs_utils.answer.Answer`, whose peak and method are shown. What can't be shown is answered by one printed
+    sentence.
     """
     prediction = _predictions.get(prediction_id)
     try:
@@ -76,8 +80,10 @@ def reveal(prediction_id: str, answer: Any, unit: str | None = None, method: str
         return
     prediction = prediction or Prediction(prediction_id, None, shown_unit, "")
     sentence = _how_far_off(prediction, value, label)
-    show(_figure(prediction, value, label), alt=f"Bar chart. {sentence}")
-    print(sentence)
+    if prediction.value is not None:
+        show(_figure(prediction, value, label), alt=f"Bar chart. {sentence}")
+    asked = prediction.question if prediction.value is None else ""  # the figure's title
+    _show_both(asked, sentence, ANSWER, {"id": prediction_id, "value": value, "unit": shown_unit, "method": label})
 
 
 def _answered(answer: Any, unit: str | None, prediction: Prediction | None, method: str) -> tuple[float, str, str]:
@@ -136,16 +142,16 @@ def _how_far_off(prediction: Prediction, value: float, label: str) -> str:
 
 
 def _figure(prediction: Prediction, value: float, label: str):
-    """Horizontal bars, the guess hatched and the answer solid."""
+    """Two horizontal bars, the guess hatched and the answer solid."""
     from matplotlib.figure import Figure
 
     recorded = label == METHOD_LABELS["recall"]  # hollow and dashed, as in every figure
     look = {"color": "white", "edgecolor": "tab:blue", "linestyle": "--"} if recorded else {"color": "tab:blue"}
-    bars = [(label, value, look)]
-    if prediction.value is not None:
-        bars.append(("your guess", prediction.value, {"color": "white", "edgecolor": "0.3", "hatch": "//"}))
-    figure = Figure(figsize=(6, 0.8 + 0.5 * len(bars)), layout="constrained")
-    axes = figure.add_subplot(title=prediction.question or _quantity(prediction.id), xlabel=prediction.unit)
+    guessed = {"color": "white", "edgecolor": "0.3", "hatch": "//"}
+    bars = [(label, value, look), ("your guess", prediction.value, guessed)]
+    figure = Figure(figsize=(5.2, 2), layout="constrained")
+    axes = figure.add_subplot(xlabel=prediction.unit)
+    axes.set_title(wrapped(prediction.question or _quantity(prediction.id), 52), loc="left")
     for name, length, style in bars:
         axes.bar_label(axes.barh(name, length, **style), [_with_unit(length, prediction.unit)], padding=4)
     axes.set_xlim(0, 1.5 * max(length for _, length, _ in bars) or 1)  # room for the labels
@@ -158,10 +164,7 @@ def _quantity(prediction_id: str) -> str:
     return prediction_id.rpartition(".")[2].replace("_", " ")
 
 
-def _display(text: str, prediction: dict) -> None:
-    if not in_notebook():
-        print(text)
-        return
-    from IPython.display import display
-
-    display({"text/plain": text, MIME: prediction}, raw=True)
+def _show_both(asked: str, said: str, mime: str, record: dict) -> None:
+    """A question and what is said to it, each of which may be empty, as one line."""
+    markup = " ".join([f"<strong>{escape(asked)}</strong>"] * bool(asked) + [escape(said)] * bool(said))
+    show_line(" ".join(filter(None, (asked, said))), f"<p>{markup}</p>", mime, record)

@@ -1,4 +1,4 @@
-"""How figures look: a colour and a hatch for each part, and hollow dashes for what was recorded on another machine."""
+"""How figures look: a colour and a hatch for each part, other colours for all else, hollow dashes for recordings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ LOOKS = {
 METHOD_LABELS = {"estimate": "estimated", "dry_run": "dry run", "measure": "measured", "recall": "recorded"}
 LEGEND = {"loc": "outside lower left", "frameon": False, "fontsize": 9, "columnspacing": 1.2}
 LIMIT_STYLE = {"color": "black", "linestyle": ":"}
-CURVE_LOOKS = (("#1b6ca8", "o"), ("#d1332e", "s"), ("#5b2a86", "^"), ("#b57f00", "D"), ("#333333", "v"))
+# What isn't a part has colours of its own, and a marker for each: neither alone tells things apart.
+THING_LOOKS = (
+    ("#1b6ca8", "o"), ("#c2478d", "s"), ("#0f9d8a", "^"), ("#333333", "D"), ("#7fb3e6", "v"), ("#6b7b1f", "P"),
+    ("#7a4b2a", "X"), ("#9fb8ad", "*"),
+)  # fmt: skip
 
 
 def part_style(part: str, method: str) -> dict[str, Any]:
@@ -29,15 +33,23 @@ def part_style(part: str, method: str) -> dict[str, Any]:
     colour, hatch = LOOKS[part]
     if method == "recall":
         return {"facecolor": "white", "edgecolor": colour, "linestyle": "--", "linewidth": 1.6, "hatch": hatch}
-    return {"facecolor": colour, "edgecolor": "white", "linestyle": "-", "linewidth": 0.5, "hatch": hatch}
+    filled = {"facecolor": colour, "edgecolor": "white", "linestyle": "-", "linewidth": 0.5, "hatch": hatch}
+    return filled | {"alpha": 0.6} if method == "dry_run" else filled
 
 
 def curve_style(number: int, method: str) -> dict[str, Any]:
-    """How the curve with that number is drawn: filled markers, or hollow and dashed where it was recorded elsewhere."""
-    colour, marker = CURVE_LOOKS[number % len(CURVE_LOOKS)]
+    """How the curve with that number is drawn: a line with markers, small ones where it was estimated.
+
+    A dry run is dotted, and what was recorded elsewhere is hollow and dashed, around any other marker.
+    """
+    colour, marker = THING_LOOKS[number % len(THING_LOOKS)]
     line = {"color": colour, "marker": marker, "markersize": 6, "linestyle": "-"}
-    ring = {"markersize": 10, "linestyle": "--", "markerfacecolor": "white", "zorder": 1.9}  # around any other marker
-    return line | ring if method == "recall" else line
+    changes = {
+        "estimate": {"markersize": 3.5},
+        "dry_run": {"linestyle": ":", "marker": "x"},
+        "recall": {"markersize": 10, "linestyle": "--", "markerfacecolor": "white", "zorder": 1.9},
+    }
+    return line | changes.get(method, {})
 
 
 def new_axes(title: str, xlabel: str, ylabel: str):
@@ -52,7 +64,7 @@ def new_axes(title: str, xlabel: str, ylabel: str):
 
 def interval_style(number: int, recorded: bool) -> dict[str, Any]:
     """How the intervals with that number are drawn: filled, or hollow where they were recorded elsewhere."""
-    colour, hatch = [*LOOKS.values()][number % len(LOOKS)]
+    colour, hatch = THING_LOOKS[number % len(THING_LOOKS)][0], [*LOOKS.values()][number % len(LOOKS)][1]
     if recorded:
         return {"facecolor": "white", "edgecolor": colour, "linestyle": "--", "linewidth": 1.6, "hatch": hatch}
     return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5, "hatch": hatch}

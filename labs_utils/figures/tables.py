@@ -53,5 +53,9 @@ def _are_numbers(values: Sequence) -> bool:
 
 def _row(cells: Sequence[str], tag: str, sides: Sequence[str]) -> str:
     aligned = zip(sides, cells, strict=True)
-    row = "".join(f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>' for side, cell in aligned)
+    row = "".join(f'<{tag} style="text-align: {side}">{_markup(cell)}</{tag}>' for side, cell in aligned)
     return f"<tr>{row}</tr>"
+
+
+def _markup(cell: str) -> str:
+    return escape(cell).replace("\n", "<br>")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 import bleach
@@ -14,6 +15,9 @@ from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath, MathBlockParser
 from nbformat import NotebookNode
 
+from labs_utils.pages.course import Link, page_name, title_of
+from labs_utils.pages.marks import ANSWER, QUESTION
+
 SHOWN_FORMATS = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
 KEPT_TAGS = frozenset(
     "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5 h6 "
@@ -22,40 +26,38 @@ KEPT_TAGS = frozenset(
     "msubsup munder mover munderover mmultiscripts mtable mtr mtd".split()
 )
 KEPT_ATTRIBUTES = frozenset(
-    "align alt checked class colspan disabled height href id open rowspan scope src start style title type width "
+    "align alt checked class colspan disabled height href id lang open rowspan scope src start style title type width "
     "xmlns display mathvariant stretchy fence separator form lspace rspace linethickness columnalign rowspacing "
     "columnspacing columnlines rowlines accent accentunder movablelimits minsize maxsize symmetric notation depth "
     "displaystyle scriptlevel mathcolor mathbackground mathsize".split()
 )
 KEPT_STYLES = ALLOWED_CSS_PROPERTIES | {"border", "border-left", "border-radius", "margin", "padding", "max-width"}
+TABLE_CELL = re.compile(r"<(t[dh])\b([^>]*)>(.*?)(?=</\1>)", re.DOTALL)
+CHINESE = re.compile("[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]")
+LONGEST_TERM, LONGEST_FORMULA = 12, 24  # in letters: what a phone shows on one line
 
 
 class HandoutError(RuntimeError):
     """A handout that can't be made: one sentence naming the notebook, the cell and what went wrong."""
 
 
-def to_html(notebook: NotebookNode, name: str, folder: Path = Path()) -> str:
+def to_html(
+    notebook: NotebookNode, name: str, folder: Path = Path(), links: Sequence[Link] = (), staff: bool = False
+) -> str:
     """One HTML page of an executed notebook, with styles, figures and mathematics inside and no script.
 
-    `name` is the title of a notebook without a heading; pictures that the text shows are looked for in `folder`.
+    `name` is the title of a notebook without a heading; pictures that the text shows are looked for in `folder`;
+    `links` lead to other pages of the course. A staff page says that it is one.
 
     Raises:
         HandoutError: one sentence, when a formula can't be set or a picture isn't there.
     """
-    resources = {"metadata": {"name": title_of(notebook) or name, "path": str(folder)}, "headings": []}
+    metadata = {"name": title_of(notebook) or name, "path": str(folder)}
+    resources = {"metadata": metadata, "headings": [], "links": links, "staff": staff}
     try:
         return HandoutExporter().from_notebook_node(notebook, resources=resources)[0]
     except HandoutError as error:
         raise HandoutError(f"{name}: {error}") from None
-
-
-def title_of(notebook: NotebookNode) -> str | None:
-    """The notebook's first top heading as plain text, or None."""
-    for cell in notebook.cells:
-        heading = cell.cell_type == "markdown" and re.search(r"^# +(.+)$", cell.source, re.MULTILINE)
-        if heading:
-            return re.sub(r"[*`]", "", heading[1]).strip()
-    return None
 
 
 class HandoutExporter(HTMLExporter):
@@ -74,7 +76,7 @@ class HandoutExporter(HTMLExporter):
     def default_filters(self):
         """nbconvert's filters, with the course's own in place of `clean_html` (`markdown2html` is overridden)."""
         yield from super().default_filters()
-        yield ("clean_html", clean_html)
+        yield from {"clean_html": clean_html, "lines": lines, "asks": asks, "answers": answers}.items()
 
     @pass_context
     def markdown2html(self, context, source: str) -> str:
@@ -82,6 +84,7 @@ class HandoutExporter(HTMLExporter):
         resources = context["resources"]
         renderer = _Renderer(
             resources["headings"],
+            resources["staff"],
             escape=False,
             embed_images=True,
             path=resources["metadata"]["path"],
@@ -102,9 +105,10 @@ class _BlockParser(MathBlockParser):
 class _Renderer(IPythonRenderer):
     """Markdown to HTML with formulas as MathML, and headings numbered for links."""
 
-    def __init__(self, headings: list[dict], **options):
+    def __init__(self, headings: list[dict], staff: bool, **options):
         super().__init__(**options)
         self.headings = headings
+        self.staff = staff
 
     def heading(self, text: str, level: int, **_) -> str:
         self.headings.append({"id": f"section-{len(self.headings) + 1}", "level": level, "html": text})
@@ -115,6 +119,14 @@ class _Renderer(IPythonRenderer):
 
     inline_html = block_html
 
+    def link(self, text: str, url: str, title: str | None = None) -> str:
+        """A link to another notebook leads to its page."""
+        address = urlsplit(url)
+        if not address.scheme and address.path.endswith(".ipynb"):
+            page = page_name(PurePosixPath(address.path).stem, self.staff)
+            url = address._replace(path=page).geturl()
+        return super().link(text, url, title)
+
     def image(self, text: str, url: str, title: str | None = None) -> str:
         tag = super().image(text, url, title)
         if 'src="data:' not in tag:
@@ -122,7 +134,9 @@ class _Renderer(IPythonRenderer):
         return tag
 
     def inline_math(self, body: str) -> str:
-        return _formula(body, "inline")
+        formula = _formula(body, "inline")
+        is_long = len(re.sub("<[^>]*>", "", formula)) > LONGEST_FORMULA
+        return f'<span class="long-formula">{formula}</span>' if is_long else formula
 
     def block_math(self, body: str) -> str:
         return f'<span class="formula">{_formula(body, "block")}</span>'
@@ -134,7 +148,7 @@ class _Renderer(IPythonRenderer):
 def clean_html(markup: str) -> str:
     """The markup without anything that runs, loads from elsewhere or restyles the page; text between tags stays."""
     without_code = re.sub(r"<(script|style)\b.*?(</\1\s*>|\Z)", "", str(markup), flags=re.DOTALL | re.IGNORECASE)
-    return bleach.clean(
+    cleaned = bleach.clean(
         without_code,
         tags=KEPT_TAGS,
         attributes=_keeps_attribute,
@@ -142,6 +156,39 @@ def clean_html(markup: str) -> str:
         css_sanitizer=CSSSanitizer(allowed_css_properties=KEPT_STYLES),
         strip=True,
     )
+    return TABLE_CELL.sub(_marked_if_chinese, cleaned)
+
+
+def _marked_if_chinese(cell: re.Match) -> str:
+    """A table's cell that is mostly Chinese says so; a term, as opposed to a sentence, stays on one line."""
+    tag, attributes, text = cell.groups()
+    letters = len(CHINESE.findall(text))
+    if 2 * letters < len(text) or not letters:
+        return cell[0]
+    term = ' class="term"' if letters <= LONGEST_TERM else ""
+    return f'<{tag}{attributes} lang="zh-Hant"{term}>{text}'
+
+
+def lines(code: str) -> str:
+    """Highlighted code with each line apart, so that a long one goes on below itself: code two columns further in."""
+    before, inside, after = re.match(r"(.*?<pre>(?:<span></span>)?)(.*?)\n?(</pre>.*)", code, re.DOTALL).groups()
+    return before + "".join(map(_hanging, inside.split("\n"))) + after
+
+
+def _hanging(line: str) -> str:
+    text = re.sub("<[^>]*>", "", line)
+    further = 0 if '<span class="sd">' in line else 2  # a docstring is prose
+    return f'<span class="line" style="--indent: {len(text) - len(text.lstrip()) + further}ch">{line}\n</span>'
+
+
+def asks(cell: NotebookNode) -> bool:
+    """Whether a cell does nothing but ask for guesses: its question is text, and its code needn't be seen."""
+    return bool(cell.outputs) and all(QUESTION in output.get("data", {}) for output in cell.outputs)
+
+
+def answers(cell: NotebookNode) -> bool:
+    """Whether a cell answers a question: what it shows stands behind a tap."""
+    return any(ANSWER in output.get("data", {}) for output in cell.outputs)
 
 
 def _keeps_attribute(tag: str, name: str, value: str) -> bool:

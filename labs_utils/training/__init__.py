@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
         "labs_utils.training.step": ("TrainingStep", "build_model", "ATTENTION_OPERATORS"),
+        "labs_utils.training.on_gpu": ("backward_peaks", "memory_snapshot"),
         "labs_utils.training.tracked": ("watch_parts", "watch_optimizer"),
     },
 )

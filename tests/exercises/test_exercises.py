@@ -1,5 +1,6 @@
 """What `check`, `grade` and `close` say, and what they can't be talked into."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,10 +11,11 @@ from toy.exercises import lab90
 
 from labs_utils.exercises import check, close, find, grade
 from labs_utils.exercises.attempts import report_of
-from labs_utils.exercises.contract import Exercise, Mark
+from labs_utils.exercises.contract import Exercise, Mark, exercises_of, labs
 from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.marking import exercise_of_situations, mean_mark
 from labs_utils.exercises.plain import NotPlain, load, plain, save
+from labs_utils.figures import display
 
 TOY = "toy.exercises"
 
@@ -54,6 +56,18 @@ def test_an_unknown_exercise_is_one_sentence_that_lists_the_known_ones():
         find("lab90.nothing", TOY)
     with pytest.raises(ValueError, match="known: .*lab91.attention"):
         find("lab77.nothing", TOY)
+
+
+@pytest.mark.parametrize("exercise", [each for lab in labs() for each in exercises_of(lab)], ids=lambda each: each.id)
+def test_an_exercise_says_how_long_it_takes_how_hard_it_is_and_why_it_works(exercise):
+    assert 5 <= exercise.minutes <= 40 and exercise.difficulty in ("easy", "medium", "hard")
+    assert len(re.findall(r"[^.]+\.(?: |$)", exercise.why)) == 2
+
+
+def test_passing_says_why_it_works():
+    exercise = replace(lab90.mean_square, id="lab90.squares", why="Squares add up. A mean divides once.")
+    assert "why it works: Squares add up. A mean divides once." in report_of(exercise, graded(right, exercise))
+    assert "why it works" not in report_of(exercise, graded(lambda values: 0.0, exercise))
 
 
 def test_the_right_function_passes():
@@ -184,6 +198,18 @@ def test_check_lets_the_notebook_go_on_after_a_stub(capsys):
 
     check("lab90.mean_square", stub, package=TOY)
     assert "not attempted" in capsys.readouterr().out
+
+
+def test_only_the_first_stub_is_told_what_that_means(capsys, monkeypatch):
+    def stub(*args):
+        raise NotImplementedError
+
+    monkeypatch.setattr(display, "_first", {})
+    for exercise_id in ("lab90.mean_square", "lab90.extremes"):
+        check(exercise_id, stub, package=TOY)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "lab90.mean_square: not attempted. The function is still a stub."
+    assert second == "lab90.extremes: still a stub."
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, ValueError])

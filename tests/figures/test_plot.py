@@ -13,7 +13,7 @@ from labs_utils.answers.estimate import estimate_timeline
 from labs_utils.device import H200
 from labs_utils.figures import plot, step_area
 from labs_utils.figures.plot import Curve, compare, curves_figure, parts_figure, plot_parts, plot_timeline
-from labs_utils.figures.style import LOOKS, curve_style, part_style
+from labs_utils.figures.style import LOOKS, THING_LOOKS, curve_style, part_style
 from labs_utils.figures.tables import show_table
 from labs_utils.run import LLAMA_8B, TINY, Run
 from labs_utils.units import worded_bytes
@@ -84,6 +84,17 @@ def test_recorded_bars_are_hollow_and_dashed_and_all_others_are_filled(answer):
 def test_no_live_style_can_be_taken_for_a_recorded_one(method):
     assert all(part_style(part, method) != part_style(part, "recall") for part in LOOKS)
     assert curve_style(0, method) != curve_style(0, "recall")
+
+
+def test_estimates_and_dry_runs_are_told_apart():
+    methods = ("estimate", "dry_run", "measure")
+    assert len({str(curve_style(0, method)) for method in methods}) == 3
+    assert all(part_style(part, "dry_run") != part_style(part, "estimate") for part in LOOKS)
+
+
+def test_what_is_not_a_part_has_no_parts_colour():
+    colours = [colour for colour, _ in THING_LOOKS]
+    assert len(set(colours)) == len(colours) and not set(colours) & {colour for colour, _ in LOOKS.values()}
 
 
 def test_a_recorded_curve_is_hollow_and_dashed_and_says_so():

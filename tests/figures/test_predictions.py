@@ -9,7 +9,9 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labs_utils import LLAMA_8B, Run, predict, reveal
 from labs_utils.answer import Answer
-from labs_utils.figures.predictions import MIME, Prediction, _figure
+from labs_utils.figures import display
+from labs_utils.figures.predictions import Prediction, _figure
+from labs_utils.pages.marks import ANSWER, QUESTION
 
 
 def said(capsys, guess, answer, unit="", answer_unit=None):
@@ -19,9 +21,19 @@ def said(capsys, guess, answer, unit="", answer_unit=None):
     return capsys.readouterr().out.strip()
 
 
-def test_a_guess_is_repeated(capsys):
-    predict("lab90.guess", 128, "GB")
-    assert capsys.readouterr().out == "lab90.guess: your guess is 128 GB (119.2 GiB).\n"
+def test_a_question_names_its_unit_and_the_guess_is_repeated(capsys):
+    predict("lab90.guess", 128, "GB", "How much is needed?")
+    assert capsys.readouterr().out == "How much is needed? (in GB) Your guess: 128 GB (119.2 GiB).\n"
+    predict("lab90.time_8b", 2, "s")
+    assert capsys.readouterr().out == "time 8b? (in seconds) Your guess: 2 s.\n"
+
+
+def test_only_the_first_blank_guess_is_told_that_it_is_fine(capsys, monkeypatch):
+    monkeypatch.setattr(display, "_first", {})
+    for prediction_id in ("lab90.first", "lab90.second", "lab90.first"):  # a cell may be run again
+        predict(prediction_id, ..., question="How long?")
+    fine = "How long? No guess yet, which is fine."
+    assert capsys.readouterr().out.splitlines() == [fine, "How long?", fine]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +54,13 @@ def test_the_difference_is_a_factor(capsys, guess, answer, words):
 @pytest.mark.parametrize("blank", [None, ...])
 def test_a_blank_guess_shows_only_the_answer(capsys, blank):
     assert said(capsys, blank, 3, "GiB") == "Measured: 3 GiB."
+
+
+def test_an_answer_without_a_guess_repeats_its_question(capsys):
+    predict("lab90.guess", None, "s", "How long?")
+    capsys.readouterr()
+    reveal("lab90.guess", 3)
+    assert capsys.readouterr().out == "How long? Measured: 3 s.\n"
 
 
 def test_a_reveal_without_a_guess_shows_only_the_answer(capsys):
@@ -87,22 +106,26 @@ def test_answer_and_guess_of_different_kinds_are_answered_by_a_sentence(capsys):
 def test_the_guess_is_hatched_and_every_bar_is_labelled():
     prediction = Prediction("lab01.total_8b", 128.0, "GB", "How much is needed?")
     axes = _figure(prediction, 64.0, "measured").axes[0]
-    assert axes.get_title() == "How much is needed?"
+    assert axes.get_title("left") == "How much is needed?"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["measured", "your guess"]
     assert [bar.get_hatch() for bar in axes.patches] == [None, "//"]
     assert [text.get_text() for text in axes.texts] == ["64 GB (59.6 GiB)", "128 GB (119.2 GiB)"]
 
 
 def test_a_figure_without_a_question_names_the_quantity():
-    assert _figure(Prediction("lab01.total_8b", None, "GB", ""), 64.0, "measured").axes[0].get_title() == "total 8b"
+    assert (
+        _figure(Prediction("lab01.total_8b", 1.0, "GB", ""), 64.0, "measured").axes[0].get_title("left") == "total 8b"
+    )
 
 
 @pytest.fixture(scope="module")
 def cells():
     sources = [
         "from labs_utils import predict, reveal",
-        'predict("lab01.total_8b", 128, "GB")',
+        'predict("lab01.total_8b", 128, "GB", "How much for <8B>?")',
         'reveal("lab01.total_8b", 64)',
+        'predict("lab01.blank", ...)',
+        'reveal("lab01.blank", 7)',
     ]
     notebook = NotebookClient(new_notebook(cells=[new_code_cell(source) for source in sources])).execute()
     assert nbformat.validate(notebook) is None
@@ -111,15 +134,23 @@ def cells():
 
 def test_the_notebook_keeps_the_guess_for_people_and_for_programs(cells):
     (output,) = cells[1].outputs
-    assert output.data["text/plain"] == "lab01.total_8b: your guess is 128 GB (119.2 GiB)."
-    assert output.data[MIME] == {"id": "lab01.total_8b", "value": 128.0, "unit": "GB", "question": ""}
+    markup = "<p><strong>How much for &lt;8B&gt;? (in GB)</strong> Your guess: 128 GB (119.2 GiB).</p>"
+    assert output.data["text/html"] == markup
+    question = "How much for <8B>?"
+    assert output.data[QUESTION] == {"id": "lab01.total_8b", "value": 128.0, "unit": "GB", "question": question}
 
 
-def test_the_notebook_shows_one_picture_with_alt_text(cells):
+def test_the_notebook_shows_one_picture_with_alt_text_and_the_answer(cells):
     picture, sentence = cells[2].outputs
     assert picture.metadata["image/png"]["alt"].startswith("Bar chart. Measured: 64 GB (59.6 GiB). Your guess: 128 GB")
     assert 300 < picture.metadata["image/png"]["width"] < 800
-    assert sentence.text.startswith("Measured: 64 GB")
+    assert sentence.data["text/plain"].startswith("Measured: 64 GB")
+    assert sentence.data[ANSWER] == {"id": "lab01.total_8b", "value": 64.0, "unit": "GB", "method": "measured"}
+
+
+def test_without_a_guess_an_answer_is_a_line_of_text_and_no_picture(cells):
+    (sentence,) = cells[4].outputs
+    assert "image/png" not in sentence.data and sentence.data["text/plain"] == "Measured: 7."
 
 
 def test_outside_a_notebook_nothing_is_drawn_and_pyplot_is_not_needed(capsys):

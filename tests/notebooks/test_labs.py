@@ -94,7 +94,8 @@ def test_the_glossary_is_sorted_and_says_what_each_term_means():
 
 def test_every_claim_of_the_lecture_has_a_verdict_a_figure_and_a_source():
     claims = rows("lecture_claims.csv")
-    assert set(claims[0]) == {"claim_zh", "claim_en", "where", "verdict", "figure", "source", "lab"}
+    columns = {"claim_zh", "claim_en", "where", "verdict", "figure", "figure_zh", "recipe", "source", "lab"}
+    assert set(claims[0]) == columns
     assert all(all(claim.values()) and claim["verdict"] in VERDICTS for claim in claims)
     sections = {re.match(r"Introduction (\d)", claim["where"])[1] for claim in claims if claim["where"].startswith("I")}
     assert sections == set("12345")

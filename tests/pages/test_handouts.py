@@ -4,56 +4,22 @@ import logging
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import nbformat
 import pytest
+from html_pages import images, loads_or_runs
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from places import ROOT
 
+from labs_utils.pages.course import title_of
 from labs_utils.pages.handouts import write_handouts
-from labs_utils.pages.page import HandoutError, clean_html, title_of, to_html
+from labs_utils.pages.marks import ANSWER, QUESTION
+from labs_utils.pages.page import HandoutError, clean_html, to_html
 
 LABS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+OTHER = "application/vnd.other+json"
 ONE_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
-RUNNING_TAGS = {"script", "link", "iframe", "object", "embed", "base"}
-LOADING_ATTRIBUTES = {"src", "srcset", "href", "poster", "data", "action", "background"}
-
-
-class Elements(HTMLParser):
-    """The elements of a page as a browser sees them: `found` holds (tag, attributes, text of a style)."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str]]] = []
-        self.styles = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_data(self, data):
-        if self.found and self.found[-1][0] == "style":
-            self.styles += data
-
-
-def loads_or_runs(page: str) -> list[str]:
-    """Everything in a page that fetches something or executes: none of it belongs in a handout."""
-    elements = Elements(page)
-    faults = [tag for tag, _ in elements.found if tag in RUNNING_TAGS]
-    for tag, attributes in elements.found:
-        for name, value in attributes.items():
-            loads = name in LOADING_ATTRIBUTES and tag != "a" and not value.startswith("data:image/")
-            jumps = name == "href" and urlsplit(value.strip()).scheme not in ("", "http", "https", "mailto")
-            if loads or jumps or name.startswith("on") or (name == "style" and "url(" in value):
-                faults.append(f"{tag} {name}={value[:60]}")
-    return faults + re.findall(r"@import.*|url\(.*", elements.styles)
-
-
-def images(page: str) -> list[dict[str, str]]:
-    return [attributes for tag, attributes in Elements(page).found if tag == "img"]
 
 
 def page_of(*cells, **options) -> str:
@@ -131,8 +97,8 @@ def test_a_notebook_runs_in_its_own_folder_and_is_not_changed(course):
     assert course.path.read_bytes() == course.committed
 
 
-def test_a_page_is_named_after_its_notebook_and_leaves_nothing_beside_it(course):
-    assert [path.name for path in course.page.parent.iterdir()] == ["01_sample.html"]
+def test_a_page_is_named_after_its_notebook_and_leaves_only_the_index_beside_it(course):
+    assert sorted(path.name for path in course.page.parent.iterdir()) == ["01_sample.html", "index.html"]
 
 
 def test_the_page_is_titled_by_the_first_heading(course):
@@ -142,7 +108,7 @@ def test_the_page_is_titled_by_the_first_heading(course):
 
 
 def test_the_contents_link_to_every_section(course):
-    contents = course.html.split("<nav", 1)[1].split("</nav>", 1)[0]
+    contents = course.html.split('<nav aria-label="Contents"', 1)[1].split("</nav>", 1)[0]
     targets = re.findall(r'<a href="#([^"]+)">', contents)
     assert len(targets) == 2 and all(f'<h2 id="{target}">' in course.html for target in targets)
 
@@ -153,15 +119,23 @@ def test_a_progress_bar_leaves_only_its_last_state(course):
 
 def test_chinese_tables_links_and_figures_survive(course):
     page = body(course.html)
-    assert "<td>梯度</td>" in page and '<a href="https://example.com/">' in page
+    assert ">梯度</td>" in page and '<a href="https://example.com/">' in page
     [figure] = images(page)
     assert figure["alt"] == "Gradients & moments" and figure["src"].strip() == f"data:image/png;base64,{ONE_PIXEL}"
 
 
-def test_long_lines_scroll_in_their_box_and_wrap_on_paper(course):
-    screen, paper = course.html.split("@media print", 1)
-    assert re.search(r"\.highlight \{ overflow-x: auto; \}", screen)
-    assert re.search(r"pre, \.highlight[^{]*\{[^}]*white-space: pre-wrap", paper)
+def test_each_line_of_code_goes_on_below_itself_and_prose_flush():
+    page = page_of(new_code_cell('def f(x):\n    """Prose\n\n    <b>"""\n    return x'))
+    lines = re.findall(r'<span class="line" style="--indent: (\d+)ch">(.*?)\n</span>', page)
+    shown = ["".join(re.split("<[^>]*>", line)) for _, line in lines]
+    assert shown == ["def f(x):", '    """Prose', "", '    &lt;b&gt;"""', "    return x"]
+    assert [indent for indent, _ in lines] == ["2", "4", "2", "4", "6"]
+
+
+def test_chinese_terms_stay_whole_and_chinese_sentences_may_break():
+    page = text("| t | z |\n|---|---|\n| gradient | 梯度 |\n| a claim | 活化值會隨著序列長度線性增加，不是指數增加。 |")
+    assert '<td class="term" lang="zh-Hant">梯度</td>' in page
+    assert '<td lang="zh-Hant">活化值' in page and "<td>gradient</td>" in page
 
 
 def test_formulas_become_mathml_in_text_display_and_outputs():
@@ -194,6 +168,48 @@ def test_exercise_cells_are_marked():
     exercise = new_code_cell("def f(): ...", metadata={"labs": {"exercise": "lab01.f"}})
     assert 'class="code exercise"' in page_of(exercise)
     assert 'class="code exercise"' not in page_of(new_code_cell("f()"))
+
+
+def code_page(*mimes: str, source: str = "work()", **labs) -> str:
+    """The body of a page with one code cell, whose outputs are lines of text marked by further MIME types."""
+    outputs = [new_output("display_data", {"text/html": f"<p>line {n}</p>", m: {}}) for n, m in enumerate(mimes)]
+    return body(page_of(new_code_cell(source, outputs=outputs, metadata={"labs": labs})))
+
+
+def test_a_question_is_text_without_the_code_that_asks_it():
+    page = code_page(QUESTION, QUESTION)
+    assert "line 0" in page and "line 1" in page and "highlight" not in page and "<details" not in page
+    assert "highlight" in code_page(QUESTION, OTHER)  # the cell does more than to ask
+
+
+def test_an_answer_stands_behind_a_tap_with_all_that_its_cell_shows():
+    page = code_page(OTHER, ANSWER)
+    answer = page.split('<details class="answer"><summary>Answer</summary>', 1)[1].split("</details>", 1)[0]
+    assert "line 0" in answer and "line 1" in answer and "highlight" not in answer
+    assert "<details" not in code_page(OTHER)
+
+
+@pytest.mark.parametrize(("role", "summary"), [("setup", "Code: set-up"), ("plumbing", "Code: figures and tables")])
+def test_code_that_prepares_is_folded_and_what_it_shows_is_not(role, summary):
+    page = code_page(OTHER, role=role)
+    code, shown = page.split("</details>", 1)
+    assert f"<summary>{summary}</summary>" in code and "work" in code and "line 0" in shown
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_what_is_folded_on_the_page_is_folded_in_jupyterlab(path):
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.metadata.get("labs", {}).get("role") == "plumbing"]
+    assert [cell.id for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")] == []
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_a_cell_that_asks_for_a_guess_does_nothing_else(path):
+    """Its code isn't shown on the page."""
+    asking = [cell for cell in nbformat.read(path, 4).cells if "predict(" in cell.source and cell.cell_type == "code"]
+    assert (
+        asking
+        and [cell.id for cell in asking if not re.fullmatch(r"((question = |predict\().*\n?)+", cell.source)] == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def compare_loss(case: dict, answer: Any, truth: float) -> Mark:
 EXERCISE = Exercise(
     id="lab01.chunked_loss",
     points=2,
+    minutes=15,
+    difficulty="medium",
     draw=draw_loss,
     call=lambda fn, case: float(fn(*loss_tensors(case), case["chunk_tokens"])),
     truth=mean_loss,
@@ -71,5 +73,7 @@ EXERCISE = Exercise(
         "hidden.split(chunk_tokens) and labels.split(chunk_tokens) go together; the last chunk may be shorter.",
         'F.cross_entropy(chunk @ weight.T, labels, reduction="sum") leaves labels of -100 out of the sum.',
     ),
+    why="A token's loss depends on its own logits alone. "
+    "So rows can be made, used and dropped, and only sums are kept.",
     forbidden=("liger_kernel", "linear_cross_entropy"),
 )

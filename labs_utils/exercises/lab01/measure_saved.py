@@ -64,6 +64,8 @@ def metered(situation: dict) -> int:
 EXERCISE = exercise_of_situations(
     id="lab01.measure_saved",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=lambda rng: {
         "seed": int(rng.integers(2**31)),
         "tokens": int(rng.integers(20, 60)),
@@ -83,5 +85,7 @@ EXERCISE = exercise_of_situations(
         "Fill a dict {data_ptr: nbytes} in pack, leave out the data_ptrs of parameters and inputs, sum the values; "
         "keep the output until then, or storages are freed and their addresses used again.",
     ),
+    why="Autograd hands every saved tensor to your hook, and a tensor's storage says which memory is really held. "
+    "Counting storages, not tensors, is what makes the meter exact.",
     forbidden=("labs_utils", "MemoryTracker"),
 )

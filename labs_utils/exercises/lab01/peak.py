@@ -92,6 +92,8 @@ def compare_peak(situation: dict, got: Any, expected: dict) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab01.peak",
     points=3,
+    minutes=25,
+    difficulty="hard",
     draw=draw_runs,
     call=lambda fn, run: fn(run),
     truth=lambda run: dry_run_peak(dumps(run)),
@@ -102,5 +104,7 @@ EXERCISE = exercise_of_situations(
         "The head's gradient is 2 * vocab_size * hidden_size bytes, a layer's 2 * layer_parameters. In the backward of "
         "layer i the layers above it are done: num_hidden_layers - i of them.",
     ),
+    why="Activations fall while gradients rise, so the largest sum is at one of few moments. "
+    "Comparing those moments is all that a peak needs.",
     forbidden=("labs_utils", "dry_run", "estimate"),
 )

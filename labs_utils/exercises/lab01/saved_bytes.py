@@ -26,6 +26,8 @@ def draw_layer(rng) -> dict:
 EXERCISE = Exercise(
     id="lab01.saved_bytes",
     points=2,
+    minutes=25,
+    difficulty="hard",
     draw=draw_layer,
     call=lambda fn, case: fn(case["model"], case["tokens"]),
     truth=lambda case: layer_saved_bytes(**case),
@@ -40,5 +42,7 @@ EXERCISE = Exercise(
         "Norm (twice): fp32 copy, 1/rms (4 bytes a token), normalised, output. SwiGLU: gate, silu, up, their product.",
         "Attention: q, k, v and output in bf16, and the log-sum-exp of each head, 4 bytes a token.",
     ),
+    why="A layer's memory is a sum over its operators, each of which keeps a known tensor for its own gradient. "
+    "That is why it is linear in the tokens.",
     forbidden=("transformers", "saved_tensors_hooks", "labs_utils"),
 )

@@ -68,6 +68,8 @@ def compare_state(situation: dict, got: Any, expected: dict) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab01.state_bytes",
     points=2,
+    minutes=10,
+    difficulty="easy",
     draw=lambda rng: {"parameters": int(rng.integers(1_000, 20_000))},
     situations=recipes_at,
     call=lambda fn, situation: fn(situation["parameters"], situation["recipe"]),
@@ -78,4 +80,5 @@ EXERCISE = exercise_of_situations(
         "Adam keeps two numbers per parameter, a mean of gradients and a mean of their squares.",
         "optimizer_states = parameters * (2 * bytes of the moments' type + bytes of the master's type, 0 for None)",
     ),
+    why="Every byte is a number of some type, so a recipe is a list of types. Name the types and the sum follows.",
 )

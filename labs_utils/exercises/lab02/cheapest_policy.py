@@ -151,6 +151,8 @@ def compare_policy(situation: dict, got: Any, truth: dict) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab02.cheapest_policy",
     points=3,
+    minutes=25,
+    difficulty="hard",
     draw=draw_limits,
     call=lambda fn, situation: fn(situation["run"], situation["limit_bytes"]),
     truth=cheapest,
@@ -162,5 +164,7 @@ EXERCISE = exercise_of_situations(
         "full: all layers, all of it. keep-attention: all layers without attention. every-2: half of the layers, "
         "rounded up, all of it. none and keep-matmul-attention: nothing. Then min over those that fit, by that number.",
     ),
+    why="Among the policies that fit, the cheapest recomputes least. "
+    "Memory is a limit to stay below, and time is what is left to choose by.",
     forbidden=("dry_run", "TrainingStep", "FlopCounterMode"),
 )

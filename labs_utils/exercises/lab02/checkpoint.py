@@ -148,6 +148,8 @@ def compare_parts(case: dict, answers: Any, truths: dict) -> Mark:
 EXERCISE = Exercise(
     id="lab02.checkpoint",
     points=4,
+    minutes=30,
+    difficulty="hard",
     draw=draw_checkpoint,
     call=all_parts,
     truth=true_parts,
@@ -160,5 +162,7 @@ EXERCISE = Exercise(
         "torch.autograd.backward(output, gradient) fills .grad of the detached inputs and of the parameters. Put the "
         "random state back that was there before the recomputation. Return None for fn, then each input's .grad.",
     ),
+    why="Backward needs values, not the graph that first made them. "
+    "Running forward again with the same inputs and the same random state gives the same values.",
     forbidden=("torch.utils.checkpoint", "torch_checkpoint", "save_on_cpu", "labs_utils"),
 )

@@ -91,6 +91,8 @@ def compare_policy(situation: dict, got: Any, expected: int) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab02.policy_bytes",
     points=2,
+    minutes=15,
+    difficulty="medium",
     draw=draw_model,
     situations=policies_at,
     call=lambda fn, situation: fn(situation["model"], situation["policy"], situation["tokens"]),
@@ -104,5 +106,7 @@ EXERCISE = exercise_of_situations(
         "Products: q and o make heads * head_dim and hidden_size numbers, k and v kv_heads * head_dim, gate and up "
         "intermediate_size, down hidden_size. A policy keeps what it names, whether somebody will need it or not.",
     ),
+    why="What a policy keeps is the sum of what it keeps of each layer. "
+    "Recomputing changes what is kept, never what is computed.",
     forbidden=("transformers", "saved_tensors_hooks", "labs_utils", "estimate", "dry_run"),
 )

@@ -77,6 +77,8 @@ def compare_size(situation: dict, got: Any, peaks: list) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab02.segment_layers",
     points=2,
+    minutes=15,
+    difficulty="medium",
     draw=draw_stacks,
     call=lambda fn, stack: fn(**stack),
     truth=lambda stack: segment_peaks(**stack),
@@ -86,5 +88,7 @@ EXERCISE = exercise_of_situations(
         "Segments after i are done, their inputs gone: i inputs are alive, and the layers of segment i.",
         "Try every size from 1 to layers; there is no need for a formula of the best one.",
     ),
+    why="Two terms compete: kept inputs fall with longer segments, and one segment's activations grow. "
+    "Their sum is smallest near the square root.",
     forbidden=("labs_utils", "torch.utils.checkpoint", "torch_checkpoint"),
 )

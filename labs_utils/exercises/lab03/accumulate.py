@@ -158,6 +158,8 @@ def mark_gradient(gradient: torch.Tensor, truth: torch.Tensor) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab03.accumulate",
     points=4,
+    minutes=25,
+    difficulty="hard",
     draw=draw_accumulations,
     call=accumulated,
     truth=partial(accumulated, full_batch),
@@ -167,5 +169,7 @@ EXERCISE = exercise_of_situations(
         'F.cross_entropy(…, reduction="sum") adds up losses without dividing; gradients of sums add up too.',
         "backward() in every micro-step frees what forward kept; one backward at the end keeps it all.",
     ),
+    why="A mean over all tokens is a sum divided once. "
+    "Micro-batches add up to it only if each is weighed by its own tokens.",
     forbidden=("labs_utils", "accelerate", "transformers", "num_items_in_batch"),
 )

@@ -84,6 +84,8 @@ def compare_plan(situation: dict, got: Any, expected: dict) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab03.batch_plan",
     points=2,
+    minutes=15,
+    difficulty="easy",
     draw=draw_plans,
     call=lambda fn, situation: fn(*(situation[key] for key in PLAN_KEYS)),
     truth=lambda situation: first_plan(**situation),
@@ -93,4 +95,6 @@ EXERCISE = exercise_of_situations(
         "At least means rounding up: -(-a // b) is a / b, rounded up.",
         "First grad_accum, with the largest micro-batch; then the smallest micro_batch that is enough with it.",
     ),
+    why="Tokens in a step are a product of four numbers. "
+    "Fix three, and the fourth follows by a division that rounds up.",
 )

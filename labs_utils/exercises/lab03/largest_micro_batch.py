@@ -92,6 +92,8 @@ def compare_search(situation: dict, got: dict, expected: int) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab03.largest_micro_batch",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=draw_searches,
     call=searched,
     truth=largest_that_fits,
@@ -101,5 +103,7 @@ EXERCISE = exercise_of_situations(
         "Then one end fits and the other doesn't. Try the middle, and keep the half whose ends differ.",
         "For small micro-batches the peak may not move at all, so two of them don't tell how it grows.",
     ),
+    why="More sequences never need less memory, so each try halves the range that is left. "
+    "Doubling first finds such a range, however large the answer is.",
     forbidden=("labs_utils",),
 )

@@ -97,6 +97,8 @@ def compare_peaks(situation: dict, got: Any, expected: list) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab03.micro_step_peaks",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=draw_runs,
     call=lambda fn, situation: fn(situation["rest"], situation["gradients"], situation["run"]["grad_accum"]),
     truth=peaks_of,
@@ -106,5 +108,7 @@ EXERCISE = exercise_of_situations(
         "All gradients together take gradients[-1]; from the second micro-step on they are there at every moment.",
         "Where gradients[i] is larger than gradients[i - 1], backward makes that much anew, and frees it once added.",
     ),
+    why="After the first backward the gradients stay, so every later micro-step starts from a higher floor. "
+    "That is the price of accumulation, and it is paid once.",
     forbidden=("labs_utils",),
 )

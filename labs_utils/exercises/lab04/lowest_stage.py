@@ -51,6 +51,8 @@ def compare_stage(card: dict, got: Any, expected: dict) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab04.lowest_stage",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=draw_cards,
     call=lambda fn, card: fn(sum(card["numels"]), card["world_size"], card["other_bytes"], card["memory_bytes"]),
     truth=lowest_that_fits,
@@ -60,5 +62,7 @@ EXERCISE = exercise_of_situations(
         "What isn't partitioned is the same on every rank, whatever the stage.",
         "If not even stage 3 fits, say None.",
     ),
+    why="Every stage saves memory and stage 3 costs traffic, so the lowest stage that fits is the fastest. "
+    "What no stage divides decides whether any fits.",
     forbidden=("labs_utils", "deepspeed"),
 )

@@ -48,6 +48,8 @@ def held_question(got: Any, truth: int) -> str:
 EXERCISE = exercise_of_situations(
     id="lab04.rank_bytes",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=draw_models,
     call=lambda fn, situation: fn(situation["numels"], situation["stage"], situation["world_size"]),
     truth=held_by_deepspeed,
@@ -57,5 +59,7 @@ EXERCISE = exercise_of_situations(
         "At stages 1 and 2, cut sum(numels), rounded up to a multiple of 2 * world_size.",
         "At stage 3, cut each parameter by itself, rounded up to a multiple of world_size, and add the parts up.",
     ),
+    why="A stage divides one more kind of state, and padding rounds each share up. "
+    "What isn't divided is there on every rank.",
     forbidden=("labs_utils", "deepspeed"),
 )

@@ -28,6 +28,8 @@ def counted_traffic(situation: dict) -> int:
 EXERCISE = exercise_of_situations(
     id="lab04.step_traffic",
     points=2,
+    minutes=15,
+    difficulty="medium",
     draw=draw_steps,
     call=lambda fn, situation: fn(
         sum(situation["numels"]), situation["stage"], situation["world_size"], situation["grad_accum"]
@@ -44,5 +46,7 @@ EXERCISE = exercise_of_situations(
         "Stages 0 and 1 reduce gradients once a step; stages 2 and 3 in every micro-step.",
         "Stages 1 and 2 gather weights once, after the update; stage 3 for each forward and again for each backward.",
     ),
+    why="Each collective on a ring sends (N - 1)/N of its elements from every rank. "
+    "So traffic is a count of collectives and of their elements.",
     forbidden=("labs_utils", "deepspeed"),
 )

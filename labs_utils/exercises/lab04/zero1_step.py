@@ -138,6 +138,8 @@ def weights_fault(weights: Any, expected: dict) -> str | None:
 EXERCISE = exercise_of_situations(
     id="lab04.zero1_step",
     points=4,
+    minutes=30,
+    difficulty="hard",
     draw=draw_trainings,
     call=trained,
     truth=trained_by_torch,
@@ -147,5 +149,7 @@ EXERCISE = exercise_of_situations(
         "dist.reduce_scatter adds up. Adam hardly notices a factor, but where gradients are small it does.",
         "Keep two tensors as long as a part, and a count of steps. Then gather all parts, and drop the padding.",
     ),
+    why="Adam updates each number on its own, so ranks can share the work without a change in the result. "
+    "All they must exchange are summed gradients and new weights.",
     forbidden=("labs_utils", "deepspeed", "ZeroRedundancyOptimizer", "torch.optim"),
 )

@@ -127,6 +127,8 @@ def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
 EXERCISE = exercise_of_situations(
     id="lab05.cpu_offloaded_adam",
     points=4,
+    minutes=30,
+    difficulty="hard",
     draw=draw_trainings,
     call=trained,
     truth=trained_by_torch,
@@ -136,5 +138,7 @@ EXERCISE = exercise_of_situations(
         "Send the gradient down as it is, in bf16, and widen it on the host.",
         "Round the new master weights to bf16 on the host, and copy those into the weights.",
     ),
+    why="The update needs gradients, masters and moments, and no activation. "
+    "So it can run where memory is cheap, as long as weights come back in time.",
     forbidden=("labs_utils", "deepspeed", "torch.optim"),
 )

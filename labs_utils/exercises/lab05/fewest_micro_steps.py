@@ -75,6 +75,8 @@ def compare_count(situation: dict, got: Any, truth: int) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab05.fewest_micro_steps",
     points=2,
+    minutes=15,
+    difficulty="medium",
     draw=draw_bounds,
     call=lambda fn, situation: fn(*(situation[key] for key in ("micro", "update", "each", "once", "bound"))),
     truth=lambda situation: added_up(**situation),
@@ -83,5 +85,6 @@ EXERCISE = exercise_of_situations(
         "Both steps are straight lines in the number of micro-steps: where is one `bound` times the other?",
         "Round up to a whole number, at least 1. If `each` is too much for the bound, there is no such number.",
     ),
+    why="The cost of offload is paid once a step. More micro-steps divide it, until it is the share that you allow.",
     forbidden=("labs_utils",),
 )

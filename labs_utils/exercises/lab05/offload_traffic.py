@@ -47,6 +47,8 @@ def compare_traffic(situation: dict, got: Any, truth: dict) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab05.offload_traffic",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=draw_steps,
     call=lambda fn, situation: fn(
         sum(situation["numels"]), situation["stage"], situation["world_size"], situation["grad_accum"]
@@ -58,5 +60,7 @@ EXERCISE = exercise_of_situations(
         "Stage 1 has all gradients on the GPU until the last micro-step, so accumulation changes nothing.",
         "Stage 2 with several micro-steps sends its sum down in bf16 after each, and gets it up in each but the first.",
     ),
+    why="A rank sends the gradients of its share down and gets new weights back, once a step. "
+    "Only stage 2 adds gradients up on the host, and pays again at each micro-step.",
     forbidden=("labs_utils", "deepspeed", "moved_bytes", "offload_seconds", "estimate", "launch"),
 )

@@ -66,6 +66,8 @@ def compare_seconds(situation: dict, got: Any, truth: float) -> Mark:
 EXERCISE = exercise_of_situations(
     id="lab05.offloaded_seconds",
     points=3,
+    minutes=20,
+    difficulty="medium",
     draw=draw_schedules,
     call=lambda fn, situation: fn(*(situation[key] for key in ("forward", "backward", "numels", "link", "adam"))),
     truth=lambda situation: played_seconds(**situation),
@@ -75,5 +77,7 @@ EXERCISE = exercise_of_situations(
         "A gradient begins its way at the later of the two.",
         "After the last has arrived: Adam over all parameters, then all weights up.",
     ),
+    why="Sending overlaps with backward, so it ends at the later of two times. "
+    "What can't overlap is added: Adam on the CPU, and the weights' way back.",
     forbidden=("labs_utils",),
 )
