@@ -14,7 +14,6 @@ from labs_utils.run import Run
 
 MIB = 2**20
 WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES = 8519680, 32 * MIB  # getChosenWorkspaceSize: 8 MiB and 128 KiB; 32 MiB on 9.x
-BF16_CAPABILITY = 8.0  # Ampere; older GPUs only emulate it
 CONTEXT_BYTES = 750 * MIB  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
 BF16_CAPABILITY = 8.0  # Ampere. Older GPUs emulate bf16, slowly; `torch.cuda.is_bf16_supported()` says yes to that too
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -60,15 +59,6 @@ class Device(BaseModel, frozen=True):
         """What is left for PyTorch's allocator on a GPU; None if its memory isn't known."""
         return self.memory_bytes - CONTEXT_BYTES if self.is_gpu and self.memory_bytes else None
 
-    @property
-    def half_type(self) -> str:
-        """The 16-bit type that it computes in (`half_type`).
-
-        >>> find_device("T4").half_type, find_device("H200").half_type, CPU.half_type
-        ('fp16', 'bf16', 'bf16')
-        """
-        return half_type(self.is_gpu, self.compute_capability)
-
     def attention_kernel(self, run: Run) -> str:
         """Which kernel a run's attention gets here: flash, efficient, cudnn, math or eager.
 
@@ -84,11 +74,6 @@ class Device(BaseModel, frozen=True):
         model = run.model
         grouped = model.num_attention_heads != model.num_key_value_heads
         return "math" if grouped and not run.padded else "efficient"
-
-
-def half_type(is_gpu: bool, compute_capability: float) -> str:
-    """The 16-bit type to compute in: "fp16" on GPUs without units for bf16 (T4, V100); else "bf16", on CPUs too."""
-    return "fp16" if is_gpu and compute_capability < BF16_CAPABILITY else "bf16"
 
 
 CPU = Device(name="cpu")

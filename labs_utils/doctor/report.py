@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt
 
-from labs_utils.device import Device, half_type
+from labs_utils.device import BF16_CAPABILITY, Device
 from labs_utils.doctor.machine_rates import Measured, Rate
 from labs_utils.profiling.timing import Spread
 from labs_utils.time_model.subjects import TO_DEVICE, copy
@@ -73,7 +73,7 @@ class Report(BaseModel, frozen=True, extra="forbid"):
     @property
     def has_bf16(self) -> bool:
         """Whether the device computes in bf16; a CPU does, if slowly."""
-        return half_type(self.machine.is_gpu, self.machine.compute_capability) == "bf16"
+        return not self.machine.is_gpu or self.machine.compute_capability >= BF16_CAPABILITY
 
     def rate(self, subject: str) -> Rate | None:
         """The rate with that name, or None."""

@@ -49,7 +49,7 @@ def report_on(name, works=True, measure_in_full=None, **changes):
 )
 def test_the_tier_is_that_of_the_device(name, expected):
     assert tier(report_on(name)) == expected
-    assert find_device(name).half_type == ("fp16" if "without" in expected else "bf16")
+    assert find_device(name).has_bf16 == ("without" not in expected)
     assert (expected == "no GPU") == (name == "cpu") and tier(data_sheet_report(find_device(name))) == expected
 
 
