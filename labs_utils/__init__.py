@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "labs_utils.device": ("Device", "find_device", "this_device", "CPU", "H100", "H200"),
         "labs_utils.allocator": ("CachingAllocator",),
         "labs_utils.timeline": ("Timeline",),
+        "labs_utils.lone_notebook": ("set_up",),
         "labs_utils.recordings": ("recall", "benchmarks"),
         "labs_utils.answers.estimate": ("estimate",),
         "labs_utils.answers.dry_run": ("dry_run",),

@@ -14,8 +14,8 @@ from labs_utils.run import Run
 
 MIB = 2**20
 WORKSPACE_BYTES, HOPPER_WORKSPACE_BYTES = 8519680, 32 * MIB  # getChosenWorkspaceSize: 8 MiB and 128 KiB; 32 MiB on 9.x
-BF16_CAPABILITY = 8.0  # Ampere; older GPUs only emulate it
 CONTEXT_BYTES = 750 * MIB  # CUDA's context and kernels, outside the allocator: 751 to 859 MiB, seen on an H200
+BF16_CAPABILITY = 8.0  # Ampere. Older GPUs emulate bf16, slowly; `torch.cuda.is_bf16_supported()` says yes to that too
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 

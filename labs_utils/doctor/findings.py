@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from labs_utils.answers.estimate import estimate
 from labs_utils.device import H200
-from labs_utils.doctor.report import FLASH_CAPABILITY, Report
+from labs_utils.doctor.report import FLASH_CAPABILITY, Package, Report
 from labs_utils.figures.tables import print_table
 from labs_utils.run import LLAMA_8B, Run
 from labs_utils.time_model.subjects import TO_DEVICE, copy
@@ -65,8 +65,8 @@ def consequences(report: Report) -> list[tuple[str, str]]:
     return [
         ("all", _precision(report)),
         ("01 forward and backward memory", _memory(report)),
-        ("02 activation checkpointing", _live(report, "Saved bytes and the time of recomputing")),
-        ("03 batch size", _live(report, "Equality with the full batch, memory by micro-step and tokens a second")),
+        ("02 activation checkpointing", _checkpointing(report)),
+        ("03 batch size", _batch(report)),
         ("04 ZeRO stages", _zero(report)),
         ("05 ZeRO-Offload", _offload(report)),
         ("06 FlashAttention", _attention(report)),
@@ -80,40 +80,55 @@ def _precision(report: Report) -> str:
     if not report.machine.is_gpu:
         return "Small models run live on the CPU, in fp32 or in bf16, which a CPU computes correctly and often slowly."
     if report.has_bf16:
-        return "Live runs use bf16."
+        return "In 16 bits, live runs on the GPU use bf16."
     build = "; it needs a CUDA 12 build of torch (README)" if report.machine.compute_capability < OLD_CAPABILITY else ""
-    return f"Live runs use fp16 with loss scaling, because this GPU has no bf16{build}."
+    return f"In 16 bits, live runs on the GPU use fp16 with loss scaling, because it has no bf16{build}."
 
 
 def _memory(report: Report) -> str:
     if not report.machine.is_gpu:
         return "A small model runs live under the tracker; the 8B model is a dry run, and recorded on an H200."
+    live = "Real steps of the largest model that fits run live on the GPU, beside the estimates"
     needed_bytes = estimate(Run(model=LLAMA_8B, seq_len=512), H200).peak_bytes
     if report.has_bf16 and needed_bytes < (report.machine.memory_bytes or 0):
-        return "Live steps are small, with the GPU's own counters; the 8B model fits here in bf16 at short sequences."
-    return "Live steps are small, with the GPU's own counters; the 8B model is a dry run, and recorded on an H200."
+        return f"{live}; at short sequences that is the 8B model."
+    return f"{live}; the 8B model is a dry run, and recorded on an H200."
 
 
-def _live(report: Report, what: str) -> str:
-    where = "on the GPU, at sizes that fit" if report.machine.is_gpu else "on the CPU, with a small model"
-    return f"{what} are live {where}."
+def _checkpointing(report: Report) -> str:
+    if not report.machine.is_gpu:
+        return "Saved bytes and the time of recomputing are measured live on the CPU, with a small model."
+    return "Saved bytes are counted live on the CPU; the time of recomputing is measured on the GPU, in fp32."
+
+
+def _batch(report: Report) -> str:
+    on_cpu = "Equality with the full batch and memory by micro-step are measured live on the CPU, with a small model"
+    if not report.machine.is_gpu:
+        return f"{on_cpu}, and tokens a second too."
+    return f"{on_cpu}; tokens a second and the largest micro-batch that fits are measured on the GPU, in fp32."
 
 
 def _zero(report: Report) -> str:
-    deepspeed = report.package("deepspeed")
+    deepspeed, gpus = report.package("deepspeed"), report.machine.gpus
+    on_cpu = "processes on the CPU, over gloo"
     if deepspeed.works is False:
-        return f"DeepSpeed doesn't work here, so the lab shows {deepspeed.instead}."
-    if report.machine.gpus > 1:
-        return f"DeepSpeed runs live with a rank on each of {report.machine.gpus} GPUs."
-    return "DeepSpeed's ranks are processes on the CPU, over gloo; ranks with a GPU each are recorded."
+        return _without(deepspeed)
+    if gpus > 1:
+        return f"DeepSpeed runs live with a rank on each of {gpus} GPUs; more ranks than that are {on_cpu}."
+    recorded = "ranks with a GPU each are recorded"
+    if report.machine.is_gpu:
+        return f"DeepSpeed's stages run live with one rank on the GPU; several ranks are {on_cpu}, and {recorded}."
+    return f"DeepSpeed's ranks are {on_cpu}; {recorded}."
 
 
 def _offload(report: Report) -> str:
-    rate = report.rate(copy(TO_DEVICE))
+    deepspeed, rate = report.package("deepspeed"), report.rate(copy(TO_DEVICE))
+    if deepspeed.works is False:
+        return _without(deepspeed)
     if rate is None:
         return "Bytes that move are counted live; how long they take on a GPU is recorded."
     source = "measured" if report.source == "measured" else "by the data sheet"
-    return f"Bytes that move are counted live, and cross a link of {rate} ({source})."
+    return f"Bytes that move are counted live; the link to the GPU carries {rate} ({source})."
 
 
 def _attention(report: Report) -> str:
@@ -130,10 +145,14 @@ def _attention(report: Report) -> str:
 def _kernels(report: Report, name: str, kernels: str) -> str:
     package = report.package(name)
     if package.works is False:
-        return f"{name} doesn't work here, so the lab shows {package.instead}."
+        return _without(package)
     if not report.machine.is_gpu:
         return f"{kernels} run live on the CPU, at small sizes; speeds are recorded on an H200."
     return f"{kernels} run live on the GPU, at sizes that fit{'' if package.works else ', where the package works'}."
+
+
+def _without(package: Package) -> str:
+    return f"{package.name} doesn't work here, so the lab shows {package.instead}."
 
 
 def _size(shape: dict[str, int]) -> str:

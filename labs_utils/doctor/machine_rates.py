@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from labs_utils.device import BF16_CAPABILITY
 from labs_utils.profiling.timing import Spread, time_calls
 from labs_utils.time_model.subjects import TO_DEVICE, copy
 
@@ -63,14 +64,14 @@ def measured_rates(device: str, capability: float) -> list[Rate]:
 
 
 def types_for(device: str, capability: float) -> tuple[str, ...]:
-    """The types whose products are worth measuring: tf32 and bf16 need compute capability 8.0 on a GPU.
+    """The types whose products are worth measuring: on a GPU tf32 needs what bf16 does.
 
     >>> types_for("cuda", 7.5)
     ('fp32', 'fp16')
     """
     if device == "cpu":
         return "fp32", "fp16", "bf16"
-    return ("fp32", "tf32", "fp16", "bf16") if capability >= 8 else ("fp32", "fp16")
+    return ("fp32", "tf32", "fp16", "bf16") if capability >= BF16_CAPABILITY else ("fp32", "fp16")
 
 
 def copy_rates(device: str) -> Iterator[Rate]:

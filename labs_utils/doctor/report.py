@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt
 
-from labs_utils.device import Device
+from labs_utils.device import BF16_CAPABILITY, Device
 from labs_utils.doctor.machine_rates import Measured, Rate
 from labs_utils.profiling.timing import Spread
 from labs_utils.time_model.subjects import TO_DEVICE, copy
 
-FLASH_CAPABILITY = 8.0  # flash-attn's README: "Ampere, Ada, or Hopper GPUs"; bf16 and PyTorch's own flash too
+FLASH_CAPABILITY = 8.0  # flash-attn's README: "Ampere, Ada, or Hopper GPUs"; PyTorch's own flash too
 INSTEAD = {
     "flash_attn": "PyTorch's own attention kernels live, and flash-attn as recorded",
     "liger_kernel": "the chunked loss that you write, the estimate, and Liger as recorded",
@@ -72,8 +72,8 @@ class Report(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the device computes in bf16: GPUs from compute capability 8.0 on, and CPUs, if slowly."""
-        return not self.machine.is_gpu or self.machine.compute_capability >= FLASH_CAPABILITY
+        """Whether the device computes in bf16; a CPU does, if slowly."""
+        return not self.machine.is_gpu or self.machine.compute_capability >= BF16_CAPABILITY
 
     def rate(self, subject: str) -> Rate | None:
         """The rate with that name, or None."""

@@ -49,6 +49,7 @@ def report_on(name, works=True, measure_in_full=None, **changes):
 )
 def test_the_tier_is_that_of_the_device(name, expected):
     assert tier(report_on(name)) == expected
+    assert find_device(name).has_bf16 == ("without" not in expected)
     assert (expected == "no GPU") == (name == "cpu") and tier(data_sheet_report(find_device(name))) == expected
 
 
@@ -79,9 +80,20 @@ def test_a_small_gpu_computes_in_fp16_and_has_no_flash_attention(name):
 
 def test_an_h200_runs_everything_live():
     found = dict(consequences(report_on("H200")))
-    assert found["all"] == "Live runs use bf16." and "8B model fits" in found["01 forward and backward memory"]
+    assert "bf16" in found["all"] and "that is the 8B model" in found["01 forward and backward memory"]
     assert "flash-attn" in found["06 FlashAttention"] and "recorded" not in found["07 Liger Kernel"]
+    assert "one rank on the GPU" in found["04 ZeRO stages"]
     assert "each of 4 GPUs" in dict(consequences(report_on("H200", gpus=4)))["04 ZeRO stages"]
+
+
+@pytest.mark.parametrize("name", ["T4", "H200"])
+def test_with_a_gpu_labs_02_and_03_say_what_still_runs_on_the_cpu(name):
+    found = dict(consequences(report_on(name)))
+    assert "on the CPU; the time of recomputing is measured on the GPU" in found["02 activation checkpointing"]
+    on_cpu, on_gpu = found["03 batch size"].split(";")
+    assert "Equality" in on_cpu and "CPU" in on_cpu and on_gpu.startswith(" tokens a second") and "fp32" in on_gpu
+    without = [sentence for lab, sentence in consequences(report_on("cpu")) if lab[:2] in ("02", "03")]
+    assert len(without) == 2 and all("on the CPU" in sentence and "GPU" not in sentence for sentence in without)
 
 
 def test_a_gpu_of_24_gib_with_bf16_does_not_promise_the_large_model():
