@@ -69,7 +69,7 @@ def taken_values(solution: Source) -> dict[str, list]:
         return solution.function(*args, **kwargs)
 
     (case,) = draw_cases(solution.exercise, np.random.default_rng(0), 1)
-    attempt(solution.exercise, watched, case)
+    attempt(solution.exercise.call, watched, case)
     return taken
 
 

@@ -71,7 +71,7 @@ def _brief(case: Any) -> str:
 def grade(exercise: Exercise, fn: Callable, rng: np.random.Generator, cases: int = CASES) -> Result:
     """Grade `fn` in this process on `cases` cases drawn with `rng`; no cap on memory or time."""
     drawn = draw_cases(exercise, rng, cases)
-    attempts = [attempt(exercise, fn, plain(case)) for case in drawn]
+    attempts = [attempt(exercise.call, fn, plain(case)) for case in drawn]
     answered = [tried.outcome == "answered" for tried in attempts]
     truths = [truth_of(exercise, case) if there else None for case, there in zip(drawn, answered, strict=True)]
     return result_of(Paper(exercise, drawn, truths), attempts, forbidden_uses(exercise, _source(fn)))
@@ -93,7 +93,7 @@ def truth_of(exercise: Exercise, case: Any) -> Any:
     return plain(exercise.truth(plain(case)))
 
 
-def attempt(exercise: Exercise, fn: Callable, case: Any) -> Attempt:
+def attempt(call: Callable, fn: Callable, case: Any) -> Attempt:
     """Call a student's function beside `call`; whatever it raises is an outcome, except `KeyboardInterrupt`."""
     gave_nothing = []
 
@@ -104,7 +104,7 @@ def attempt(exercise: Exercise, fn: Callable, case: Any) -> Attempt:
         return answer
 
     try:
-        return Attempt("answered", plain(exercise.call(watched if callable(fn) else fn, case)))
+        return Attempt("answered", plain(call(watched if callable(fn) else fn, case)))
     except KeyboardInterrupt:
         raise
     except NotPlain as error:

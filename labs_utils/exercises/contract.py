@@ -75,8 +75,9 @@ class Attempt:
 class Result:
     """A score in [0, 1], an outcome, one sentence for the student, and flags for a person.
 
-    `outcome` is "passed", "partly", "wrong", "not attempted", "crash", "timeout" or "memory". `case` is the first
-    case that failed, for whoever may see it, and `cause` what went wrong there, if it has a name.
+    `outcome` is "passed", "partly", "wrong", "not attempted", "crash", "timeout", "memory" or
+    "processes". `case` is the first case that failed, for whoever may see it, and `cause` what went wrong there, if it
+    has a name.
     """
 
     score: float

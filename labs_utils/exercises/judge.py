@@ -1,7 +1,7 @@
 """The judge: a student's source runs in another process under caps, and is scored in this one by its answers alone.
 
-It holds what rlimits hold. Shared memory, processes that leave their group, the network, the file system, and root
-(who may lift a rlimit) are for a sandbox around it.
+It holds what rlimits and Landlock hold (`labs_utils.exercises.confine`). The network, processes that leave their
+session, and kernels without Landlock are for a sandbox around it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Parent:
             ending = child and self._reply(REPLY_SECONDS + request["seconds"])
         finally:
             if not ending:  # interrupted; or the student's code has ended or stopped its parent
-                stopped = not self.end()
+                stopped = None if self.end() else "timeout"
                 if child:
                     with suppress(ProcessLookupError):
                         os.killpg(child["pid"], signal.SIGKILL)
@@ -138,7 +138,7 @@ class Parent:
         if not ending["started"]:
             log = Path(request["folder"], "start.log").read_bytes()
             raise RuntimeError(_why_not_started(request["exercise_id"], log))
-        return _attempt_that_ended(ending["returncode"], ending["timed_out"], request["seconds"])
+        return _attempt_that_ended(ending["returncode"], ending["stopped"], request["seconds"])
 
     def _reply(self, seconds: float) -> dict | None:
         """The next line of the process; None where it has ended or takes too long."""
@@ -221,10 +221,14 @@ def _why_not_started(exercise_id: str, log: bytes) -> str:
     return f"the judge could not start its worker for {exercise_id}: {log.decode('utf-8', errors='replace')[-2000:]}"
 
 
-def _attempt_that_ended(returncode: int, timed_out: bool, seconds: float) -> Attempt:
+def _attempt_that_ended(returncode: int, stopped: str | None, seconds: float) -> Attempt:
     """Why a case that was not answered was not."""
-    if timed_out or returncode == -signal.SIGXCPU:
+    if stopped == "timeout" or returncode == -signal.SIGXCPU:
         return Attempt("timeout", message=f"no answer within {seconds:g} seconds")
+    if stopped == "processes":
+        return Attempt("processes", message="your code started more processes than it may")
+    if stopped == "memory":
+        return Attempt("memory", message="your code, with all that it started, took more memory than it may have")
     if returncode == -signal.SIGKILL:
         return Attempt("memory", message="the system killed your code, as it does when memory runs out")
     how = signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"

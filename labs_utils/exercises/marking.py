@@ -12,7 +12,7 @@ from labs_utils.exercises.contract import Attempt, Exercise, Mark, Paper, Result
 from labs_utils.exercises.plain import as_numbers
 
 AS_EXPECTED = Mark(1.0, "as expected")
-STOPPED = ("crash", "timeout", "memory")
+STOPPED = ("crash", "timeout", "memory", "processes")
 
 
 def close(case: Any, answer: Any, truth: Any, *, rel: float = 0.0, abs: float = 0.0) -> Mark:

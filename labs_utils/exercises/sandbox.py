@@ -20,16 +20,24 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
 from labs_utils.exercises.attempts import attempt, failure
-from labs_utils.exercises.contract import Attempt, Exercise, exercises_of
+from labs_utils.exercises.calls import calls_of
+from labs_utils.exercises.confine import confine
+from labs_utils.exercises.contract import Attempt
 from labs_utils.exercises.plain import FILE_BYTES, load, save
+from labs_utils.exercises.session import resident_bytes, session_of
 
+ORACLES = "labs_utils.exercises.saved_bytes"  # a module of meters that a set-up may import for its demonstrations
 START_SECONDS = 120  # to import torch, or to read cases, on a busy machine
 POLL_SECONDS = 0.01
+POLLS_A_LOOK = 5  # at what all processes take
+MOST_PROCESSES = 64
+KILLS = 20
 
 
 def serve(package: str, lab: str) -> None:
@@ -40,76 +48,111 @@ def serve(package: str, lab: str) -> None:
     """
     with os.fdopen(os.dup(1), "w", buffering=1) as replies:
         os.dup2(2, 1)  # what libraries print is no reply
-        exercises = {exercise.id: exercise for exercise in exercises_of(lab, package)}
         module = _module_with_setup(Path("setup.py"))
+        calls = calls_of(lab, package)
         if len(threads := os.listdir("/proc/self/task")) > 1:
             raise RuntimeError(f"{package}.{lab} or its set-up has started {len(threads) - 1} threads on import")
         print(json.dumps({"ready": True}), file=replies)
         for line in sys.stdin:
             request = json.loads(line)
-            exercise = exercises[request.pop("exercise_id")]
-            pid, start = _fork(exercise, module, **request)
+            exercise_id = request.pop("exercise_id")
+            pid, start = _fork(calls[exercise_id], exercise_id.partition(".")[2], module, **request)
             print(json.dumps({"pid": pid}), file=replies)
-            print(json.dumps(_ending(pid, start, request["seconds"])), file=replies)
+            print(json.dumps(_ending(pid, start, request["seconds"], request["memory_bytes"])), file=replies)
 
 
 def _module_with_setup(path: Path) -> ModuleType:
     """The module that a student's source will fill, with the course's own set-up run in it."""
     module = sys.modules["answer"] = ModuleType("answer")
     exec(compile(path.read_text("utf-8"), "setup.py", "exec"), module.__dict__)
+    for name, value in list(vars(module).items()):
+        if getattr(value, "__module__", None) == ORACLES:
+            setattr(module, name, _not_there)
     return module
 
 
-def _fork(exercise: Exercise, module: ModuleType, **request) -> tuple[int, int]:
+def _not_there(*args, **kwargs) -> NoReturn:
+    """What an oracle is while student code is judged."""
+    raise RuntimeError("this meter of the course isn't there while you are graded: write your own")
+
+
+def _fork(call: Callable, name: str, module: ModuleType, **request) -> tuple[int, int]:
     """A child for one source: its process number, and a pipe that it writes a byte to before student code runs."""
     start, start_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_the_child(exercise, module, start_writer, **request)
+        _be_the_child(call, name, module, start_writer, **request)
     os.close(start_writer)
     return pid, start
 
 
-def _ending(pid: int, start: int, seconds: float) -> dict:
+def _ending(pid: int, start: int, seconds: float, memory_bytes: int) -> dict:
     """Wait for a child's end or for its time limit; then end all that it has left running."""
     try:
         started = bool(select.select([start], [], [], START_SECONDS)[0] and os.read(start, 1))
-        timed_out = started and not _ends_within(seconds, pid)
+        stopped = _why_stopped(pid, seconds, memory_bytes) if started else None
     finally:
         os.close(start)
-        # Before the child is reaped, so that the group's number can't have passed to someone else.
-        for kill in (os.killpg, os.kill):
-            with suppress(ProcessLookupError):
-                kill(pid, signal.SIGKILL)
+        _kill_session(pid)
         returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return {"started": started, "timed_out": timed_out, "returncode": returncode}
+    return {"started": started, "stopped": stopped, "returncode": returncode}
 
 
-def _ends_within(seconds: float, pid: int) -> bool:
-    """Wait for a child without reaping it; False where its time is up, or nobody waits for its answers any more."""
-    deadline = time.monotonic() + seconds
+def _why_stopped(pid: int, seconds: float, memory_bytes: int) -> str | None:
+    """Wait for a child without reaping it: None when it has ended, or else why its time is up.
+
+    That is "timeout", also where nobody waits for its answers any more; "memory" or "processes" where all the processes
+    of its session together have too much.
+    """
+    deadline, polls = time.monotonic() + seconds, count()
+    allowed_bytes = memory_bytes + resident_bytes([pid])
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         judge_is_gone = select.select([sys.stdin], [], [], POLL_SECONDS)[0]
         if judge_is_gone or time.monotonic() > deadline:
-            return False
-    return True
+            return "timeout"
+        if next(polls) % POLLS_A_LOOK == 0:
+            if len(processes := session_of(pid)) > MOST_PROCESSES:
+                return "processes"
+            if resident_bytes(processes) > allowed_bytes:
+                return "memory"
+    return None
+
+
+def _kill_session(pid: int) -> None:
+    """End a child and all of its session; before the child is reaped, so that its number can't be someone else's."""
+    for _ in range(KILLS):  # processes that fork meanwhile get another
+        for each in session_of(pid):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        if session_of(pid) in ([], [pid]):
+            break
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _be_the_child(
-    exercise: Exercise, module: ModuleType, start: int, folder: str, cases: int, memory_bytes: int, seconds: float
+    call: Callable,
+    name: str,
+    module: ModuleType,
+    start: int,
+    folder: str,
+    cases: int,
+    memory_bytes: int,
+    seconds: float,
 ) -> NoReturn:
-    """Attempt every case in `folder` under the caps, after a byte to the pipe `start`."""
+    """Attempt every case in `folder` with the function called `name`, under the caps, after a byte to `start`."""
     try:
         start = _enter(folder, start)
         drawn = [load(Path(f"case-{index}")) for index in range(cases)]
         _point_to_source(module, Path(folder, "answer.py"))
+        confine(Path(folder))
         _limit(memory_bytes, seconds)
         os.write(start, b"1")
         os.close(start)
         _send_output_to(os.devnull)  # it counts for nothing, and there can be a lot of it
-        fn = _define(module, exercise.function_name)
+        fn = _define(module, name)
         for index, case in enumerate(drawn):
-            tried = fn if isinstance(fn, Attempt) else attempt(exercise, fn, case)
+            tried = fn if isinstance(fn, Attempt) else attempt(call, fn, case)
             _write(tried, Path(folder, f"answer-{index}"))
         os._exit(0)  # without waiting for threads that the student's code left behind
     except BaseException:

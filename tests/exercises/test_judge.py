@@ -1,6 +1,7 @@
 """The judge, with real child processes: what counts, what is capped, and that nothing stays behind."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -174,10 +175,9 @@ LEAVES_BEHIND = {
 
 
 @pytest.mark.parametrize("lines", LEAVES_BEHIND.values(), ids=LEAVES_BEHIND)
-def test_a_process_that_sleeps_on_is_reaped(lines, tmp_path):
-    note = f"open('{tmp_path}/pid', 'w').write(str(pid))"
-    assert judged(body("import os, subprocess, time", *lines, note), cases=1).outcome == "passed"
-    assert ended(int((tmp_path / "pid").read_text()))
+def test_a_process_that_sleeps_on_is_reaped(lines):
+    result = judged(body("import os, subprocess, time", *lines, "raise RuntimeError(f'left {pid} behind')"), cases=1)
+    assert ended(int(re.search(r"left (\d+) behind", result.message)[1]))
 
 
 def is_running(pid):
@@ -187,32 +187,25 @@ def is_running(pid):
         return False
 
 
-NOTES_ITS_PROCESSES = "import os\nopen({path!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
+def waiting_parent():
+    """The number of the process that waits for the next source."""
+    return judging._idle[-1].process.pid
 
 
-def processes_of(source, path, **options):
-    """The numbers of the source's process and of its parent, and the result."""
-    result = judged(NOTES_ITS_PROCESSES.format(path=str(path)) + source, **options)
-    return [*map(int, path.read_text().split()), result]
-
-
-def test_sources_have_one_parent_and_nothing_else_in_common(tmp_path):
+def test_sources_have_one_parent_and_nothing_else_in_common():
     vandal = "import builtins, numpy, sys\nnumpy.mean = builtins.sum = None\nopen('left', 'w')\nleft = 1\n"
-    first, parent, spoiled = processes_of(f"{vandal}def mean_square(values): return sum(values)", tmp_path / "first")
+    spoiled, parent = judged(f"{vandal}def mean_square(values): return sum(values)"), waiting_parent()
     looks = "import os, numpy\nassert numpy.mean and sum and 'left' not in globals() and not os.path.exists('left')\n"
-    second, same_parent, result = processes_of(looks + RIGHT, tmp_path / "second")
-    assert (spoiled.outcome, result.outcome) == ("crash", "passed")
-    assert first != second and parent == same_parent
+    result, same_parent = judged(looks + RIGHT), waiting_parent()
+    assert (spoiled.outcome, result.outcome) == ("crash", "passed") and parent == same_parent
 
 
 @pytest.mark.parametrize("sign", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
-def test_a_source_that_attacks_its_parent_loses_and_the_next_one_gets_another(sign, tmp_path, monkeypatch):
+def test_a_source_that_attacks_its_parent_loses_and_the_next_one_is_graded(sign, monkeypatch):
     monkeypatch.setattr(judging, "REPLY_SECONDS", 10)
     monkeypatch.setattr(judging, "END_SECONDS", 1)
     attack = f"import os, signal, time\nos.kill(os.getppid(), signal.{sign})\ntime.sleep(600)"
-    pid, parent, result = processes_of(attack, tmp_path / "first", seconds=1)
-    assert result.score == 0 and result.outcome in ("timeout", "memory")
-    assert ended(pid) and ended(parent)
+    assert judged(attack, seconds=1).score == 0
     assert judged(RIGHT).outcome == "passed"
 
 
@@ -224,14 +217,18 @@ judge("lab90.mean_square", {source!r}, seed=7, memory_bytes=2**27, package="toy.
 
 def test_nothing_is_left_when_the_judge_itself_is_killed(tmp_path):
     """But its temporary folder, which is here for that reason."""
-    path = tmp_path / "processes"
-    source = NOTES_ITS_PROCESSES.format(path=str(path)) + "import time\ntime.sleep(600)"
+    source = "import os, time\nopen('processes', 'w').write(f'{os.getpid()} {os.getppid()}')\ntime.sleep(600)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     killed = subprocess.Popen([sys.executable, "-c", JUDGES.format(source=source)], env=environment)
-    assert within_seconds(60, lambda: path.exists() and len(path.read_text().split()) == 2)
+
+    def noted():
+        return [pid for path in tmp_path.glob("labs-judge-*/processes") for pid in path.read_text().split()]
+
+    assert within_seconds(60, lambda: len(noted()) == 2)
+    processes = noted()
     killed.kill()
     killed.wait()
-    assert all(ended(int(pid)) for pid in path.read_text().split())
+    assert all(ended(int(pid)) for pid in processes)
 
 
 def within_seconds(seconds, holds):
