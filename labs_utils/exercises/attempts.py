@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import signal
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +23,8 @@ from labs_utils.figures.display import is_first
 
 CASES = 4
 PUBLIC_SEED = 2026
+CHECK_SECONDS, AGAIN_SECONDS = 60.0, 1.0  # a check may take; and until it is interrupted again
+MOST_CHARACTERS = 600  # of a message
 
 
 def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
@@ -32,7 +37,8 @@ def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
         AssertionError: less than full marks, where `LABS_STRICT=1` is in the environment.
     """
     exercise = find(exercise_id, package)
-    result = grade(exercise, fn, np.random.default_rng(PUBLIC_SEED))
+    with time_limit(CHECK_SECONDS):
+        result = grade(exercise, fn, np.random.default_rng(PUBLIC_SEED))
     report = report_of(exercise, result)
     if os.environ.get("LABS_STRICT") == "1" and result.score < 1:
         raise AssertionError(report)
@@ -43,7 +49,7 @@ def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
 
 def report_of(exercise: Exercise, result: Result) -> str:
     """The lines a student reads: outcome, first failing case, the hint that belongs to what went wrong, flags."""
-    lines = [f"{exercise.id}: {result.outcome}. {result.message}"]
+    lines = [f"{exercise.id}: {result.outcome}. {shown(result.message)}"]
     if result.case is not None:
         lines.append(f"  the case: {_brief(_named_situation(result.case, result.message))}")
     if result.cause in exercise.hints:
@@ -51,6 +57,39 @@ def report_of(exercise: Exercise, result: Result) -> str:
     if exercise.why and result.score == 1:
         lines.append(f"  why it works: {exercise.why}")
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])
+
+
+def shown(text: str) -> str:
+    """A text with control characters escaped, cut where it is long.
+
+    >>> shown("one\\ntwo")
+    'one\\\\ntwo'
+    """
+    escaped = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:MOST_CHARACTERS])
+    return escaped + "…" * (len(text) > MOST_CHARACTERS)
+
+
+class StudentTimeout(BaseException):
+    """The student's code takes too long; no `except Exception` catches it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt student code that takes longer: in the main thread, and where the system has an alarm."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def interrupt(*_):
+        raise StudentTimeout
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _named_situation(case: Any, message: str) -> Any:
@@ -107,6 +146,8 @@ def attempt(call: Callable, fn: Callable, case: Any) -> Attempt:
         return Attempt("answered", plain(call(watched if callable(fn) else fn, case)))
     except KeyboardInterrupt:
         raise
+    except StudentTimeout:
+        return Attempt("timeout", message=f"no answer within {CHECK_SECONDS:g} seconds: does a loop never end?")
     except NotPlain as error:
         return Attempt("wrong", message=f"your function returned something else: {error}.")
     except BaseException as error:  # SystemExit too: it is the student's, not ours
@@ -127,10 +168,19 @@ def failure(error: BaseException, filename: str) -> Attempt:
         return Attempt("not attempted", message="The function is still a stub.")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
     where = f", at line {frames[-1].lineno} of your code: {frames[-1].line}" if frames else ""
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+    words = _words_of(error)
+    if isinstance(error, MemoryError) or "allocate memory" in words or "out of memory" in words:
         return Attempt("memory", message=f"your code asked for more memory than it may have{where}")
-    reason = str(error).partition("\n")[0][:300]
+    reason = words.partition("\n")[0][:300]
     return Attempt("crash", message=f"{type(error).__name__}: {reason}{where}")
+
+
+def _words_of(error: BaseException) -> str:
+    """What an exception says; it may be the student's own class, and fail at that."""
+    try:
+        return str(error)
+    except BaseException:
+        return "an error that can't be shown"
 
 
 def _source(fn: Callable) -> str:

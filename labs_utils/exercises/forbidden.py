@@ -7,16 +7,23 @@ import textwrap
 
 from labs_utils.exercises.contract import Exercise
 
+# What no exercise needs, and a way round the judge would.
+WATCHED = ("sys._getframe", "gc", "sys.modules", "importlib", "open", "mmap", "ctypes")
+MOST_CHARACTERS = 200_000
+
 
 def forbidden_uses(exercise: Exercise, source: str) -> tuple[str, ...]:
-    """A flag for each forbidden name that `source` imports, uses, or spells as a string.
+    """A flag for each name that `source` imports, uses, or spells as a string, of those forbidden and of `WATCHED`.
 
     >>> from types import SimpleNamespace
     >>> forbidden_uses(SimpleNamespace(forbidden=("numpy.mean", "torch")), "from numpy import mean as average")
     ('uses numpy.mean',)
     """
+    if len(source) > MOST_CHARACTERS:
+        return (f"is {len(source):,} characters long, and wasn't read",)
     used = [f".{name}." for name in _dotted_names(source)]
-    return tuple(f"uses {name}" for name in exercise.forbidden if any(f".{name}." in other for other in used))
+    names = dict.fromkeys([*exercise.forbidden, *WATCHED])
+    return tuple(f"uses {name}" for name in names if any(f".{name}." in other for other in used))
 
 
 def _dotted_names(source: str) -> list[str]:

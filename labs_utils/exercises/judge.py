@@ -24,7 +24,7 @@ import numpy as np
 
 from labs_utils.exercises.attempts import CASES, paper_of
 from labs_utils.exercises.contract import PACKAGE, Attempt, Paper, Result, find
-from labs_utils.exercises.forbidden import forbidden_uses
+from labs_utils.exercises.forbidden import MOST_CHARACTERS, forbidden_uses
 from labs_utils.exercises.marking import STOPPED, result_of
 from labs_utils.exercises.plain import load, save
 
@@ -58,6 +58,8 @@ def judge(
         RuntimeError: the student's process could not start, which is no fault of the student's.
     """
     paper = set_paper(exercise_id, seed, cases, package)
+    if len(source) > MOST_CHARACTERS:
+        return Result(0.0, "crash", f"The cell has {len(source):,} characters; at most {MOST_CHARACTERS:,} are run.")
     caps = {"cases": cases, "memory_bytes": memory_bytes, "seconds": seconds}
     with _folder() as folder:
         (folder / "answer.py").write_text(source, "utf-8", errors="replace")

@@ -103,7 +103,8 @@ def as_numbers(value: Any, model: Any) -> Any:
     if type(value) is list:
         models = model if type(model) is list and len(model) == len(value) else [None] * len(value)
         return [as_numbers(item, other) for item, other in zip(value, models, strict=True)]
-    if type(value) is float and type(model) is not float and value.is_integer() and abs(value) < EXACT_FLOATS:
+    is_whole = type(value) is float and value.is_integer() and abs(value) < EXACT_FLOATS
+    if is_whole and type(model) is not float and not _library_of(model):
         return int(value)
     return value
 

@@ -6,8 +6,11 @@ Sizes are those of the small shape: an embedding of 32,000 elements, MLP weights
 import pytest
 from helpers import SHAPE, phase_peaks, small_run
 
-from labs_utils import estimate, find_device
+from labs_utils import H200, TINY, Run, estimate, find_device
 from labs_utils.answers import estimate_timeline
+from labs_utils.memory_model.host_memory import bytes_of_states, offloaded_bytes
+from labs_utils.memory_model.ranks import candidate_ranks
+from labs_utils.time_model.offload import offload_seconds, recorded_host_rates
 
 EMBEDDING, NORM = SHAPE["vocab_size"] * SHAPE["hidden_size"], SHAPE["hidden_size"]
 
@@ -73,3 +76,30 @@ def test_gradients_are_clipped_to_a_finite_value(value):
     refused, clipped = (estimate(zero_run(2, gradient_clipping=each), "cpu") for each in (value, 1e300))
     assert clipped.outcome == "ok"
     assert refused.provenance["reason"] == f"zero key 'gradient_clipping' must be a number from 0 on, not '{value}'"
+
+
+@pytest.mark.parametrize("changes", [{"offload": "none"}, {"zero": {"offload_optimizer": {"super_offload": True}}}])
+def test_seconds_of_offload_are_told_of_what_is_offloaded_whole(changes):
+    run = Run(model=TINY, zero_stage=3, world_size=2, precision="bf16-master", offload="optimizer")
+    rates = recorded_host_rates(H200)
+    assert offload_seconds(run, rates) and offload_seconds(run.replace(**changes), rates) is None
+
+
+def test_ranks_that_share_a_host_need_each_their_own_offloaded_states():
+    run = Run(model=TINY, zero_stage=2, world_size=2, precision="bf16-master", offload="optimizer")
+    weights = 2 * TINY.parameters * run.world_size
+    assert bytes_of_states(run) == run.world_size * offloaded_bytes(run, pins=False) + weights
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"engine": "ddp", "precision": "fp32", "world_size": 4}, [0]),
+        ({"zero_stage": 3, "world_size": 4}, [0]),
+        ({"zero_stage": 2, "world_size": 4}, [0, 1, 2, 3]),
+    ],
+)
+def test_all_of_a_few_ranks_are_asked_where_they_differ(fields, asked):
+    assert candidate_ranks(Run(**{"model": TINY, "precision": "bf16-master", **fields}), H200) == asked
+    many = Run(model=TINY, zero_stage=2, world_size=64, precision="bf16-master")
+    assert {0, 63} <= set(candidate_ranks(many, H200)) < set(range(64))

@@ -208,6 +208,21 @@ def test_a_flood_of_processes_is_ended():
     assert judged(["import os, time", "while True:", "    os.fork() or time.sleep(60)"]).outcome == "processes"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["x = 1\n" * 500_000, "x = a" + ".b" * 100_000 + "\n", "x = " + "[" * 50_000 + "]" * 50_000 + "\n"],
+    ids=["3 MB", "100,000 dots", "deeply nested"],
+)
+def test_a_monstrous_source_is_a_result_in_seconds(text):
+    result = judge(EXERCISE, text + source(["return {}"]), seed=SEED)
+    assert (result.score, result.outcome) == (0, "crash")
+
+
+def test_what_reaches_around_is_flagged():
+    flags = judged(["import gc, mmap, sys", "sys._getframe(), sys.modules, open('/dev/null')", "return {}"]).flags
+    assert set(flags) == {f"uses {name}" for name in ("gc", "mmap", "sys._getframe", "sys.modules", "open")}
+
+
 def test_the_next_student_is_graded_after_all_of_that():
     solution = (ROOT / "solutions/lab01.py").read_text("utf-8")
     assert judge(EXERCISE, solution, seed=SEED).score == 1

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from dataclasses import replace
 from fractions import Fraction
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from toy.exercises import lab90
 
-from labs_utils.exercises import check, close, find, grade
+from labs_utils.exercises import attempts, check, close, find, grade
 from labs_utils.exercises.attempts import report_of
 from labs_utils.exercises.contract import Exercise, Mark, exercises_of, labs
 from labs_utils.exercises.forbidden import forbidden_uses
@@ -200,6 +201,41 @@ def test_check_shows_case_expected_and_got_and_the_hint_of_what_went_wrong(capsy
 def test_a_mistake_without_a_name_has_no_hint(capsys):
     check("lab90.mean_square", lambda values: -1.0, package=TOY)
     assert "hint" not in capsys.readouterr().out
+
+
+def test_check_stops_a_loop_that_never_ends(capsys, monkeypatch):
+    monkeypatch.setattr(attempts, "CHECK_SECONDS", 0.2)
+
+    def endless(values):
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:
+                pass
+
+    check("lab90.mean_square", endless, package=TOY)
+    assert "lab90.mean_square: timeout. " in capsys.readouterr().out
+
+
+def test_check_shows_control_characters_escaped_and_long_messages_cut(capsys):
+    def colourful(values):
+        raise ValueError("\x1b[31mred" + "!" * 10_000)
+
+    check("lab90.mean_square", colourful, package=TOY)
+    shown = capsys.readouterr().out
+    assert "\\x1b[31mred!!" in shown and "\x1b" not in shown and len(shown) < 1500
+
+
+def test_check_survives_an_error_that_cannot_be_shown(capsys):
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise self
+
+    def raises(values):
+        raise Unspeakable
+
+    check("lab90.mean_square", raises, package=TOY)
+    assert "Unspeakable: an error that can't be shown" in capsys.readouterr().out
 
 
 def test_check_lets_the_notebook_go_on_after_a_stub(capsys):
