@@ -48,9 +48,10 @@ def memory_bytes(nvml: ModuleType, handle) -> int | None:
         return None
 
 
-def free_bytes(nvml: ModuleType) -> int | None:
-    """A question for `ask_driver`: what is free of the first GPU's memory; None where it has none of its own."""
+def free_bytes(nvml: ModuleType, gpus: int = 1) -> int | None:
+    """A question for `ask_driver`: what is free on the fullest of the first GPUs; None where one has no own memory."""
     try:
-        return nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).free
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(gpus))
+        return min(nvml.nvmlDeviceGetMemoryInfo(handle).free for handle in handles)
     except nvml.NVMLError_NotSupported:
         return None

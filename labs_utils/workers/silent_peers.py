@@ -132,14 +132,14 @@ def fresh_groups() -> dict:
 
 
 class Weight(torch.nn.Module):
-    """One bf16 parameter; its share of the loss is the sum of its squares."""
+    """One bf16 parameter; its share of the loss is the sum of its numbers, which is quick on a CPU in bf16 too."""
 
     def __init__(self, numel: int):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(numel, dtype=torch.bfloat16))
 
     def forward(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss + self.weight @ self.weight
+        return loss + self.weight.sum()
 
 
 def build(case: dict) -> SimpleNamespace:

@@ -32,7 +32,8 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     """Train the runs in `argument["runs"]` one after another, or the one that `argument` is.
 
     `argument["steps"]`, if given, says how many losses are wanted. `argument["measured"]` says of how many runs, from
-    the first, peak and time are measured, which takes the longest; if it isn't given, of all.
+    the first, peak and time are measured, which takes the longest; if it isn't given, of all. With
+    `argument["on_cpu"]` all share the CPU, whatever GPUs there are: then small runs count the same bytes everywhere.
 
     Returns:
         For each run a `RankReport` as plain data.
@@ -40,6 +41,8 @@ def work(argument: dict, progress: Progress) -> list[dict]:
     Raises:
         RunError: if a run is for another number of ranks.
     """
+    if argument.get("on_cpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before anything has looked for a GPU
     runs = [this_run(run) for run in argument.get("runs", [argument])]
     measured_runs, reports = argument.get("measured", len(runs)), []
     for number, run in enumerate(runs):

@@ -7,7 +7,7 @@ from test_labs import notebook_cells
 
 from labs_utils.exercises.contract import exercises_of
 
-LABS = ("01",)
+LABS = ("01", "04")
 MOST_WORDS, WORDS_PER_MINUTE, MOST_MINUTES, MOST_CARDS = 2500, 150, 120, 8
 WORD = re.compile(r"\S*\w\S*")
 HEADING = re.compile(r"^### Exercise: `(\w+)` \((\d+) points, (\d+) minutes, (\w+)\)$", re.MULTILINE)

@@ -4,11 +4,13 @@ The formulas are those of the ZeRO paper (arXiv 1910.02054, section 3) for K = 1
 master weight and 8 for Adam's moments. Beside them Adam keeps a step counter of 4 bytes for each tensor it updates.
 """
 
+import os
 from functools import cache
 from importlib.util import find_spec
 from statistics import mean
 
 import pytest
+import torch
 from helpers import SHAPE, phase_peaks
 from places import TOY
 from plain_training import plain_losses
@@ -23,9 +25,11 @@ from labs_utils.device import CPU
 from labs_utils.memory_model.ranks import distributed_step
 from labs_utils.precision import precision_of
 from labs_utils.run import ModelShape, Run, RunError
+from labs_utils.training.step import build_model
 from labs_utils.workers import zero
 from labs_utils.workers.launch import launch
 from labs_utils.workers.rank_report import RankReport
+from labs_utils.workers.silent_peers import KINDS, lone_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed isn't installed")]
 
@@ -118,6 +122,24 @@ def test_a_rank_holds_what_the_paper_says(world_size, stage):
         # at stages 1 and 2 a parameter may lie across two ranks' parts: both hold its gradient
         across = 2 * 2 * LARGEST_PARAMETER if stage in (1, 2) else 0
         assert 2 * share <= held["gradients"] <= 2 * share + across
+
+
+def test_four_ranks_learn_the_same_at_stages_1_and_3():
+    first, third = ([rank.losses for rank in ranks_of(4)[name]] for name in ("1", "3"))
+    assert len(first) == 4 and first[0][0] == third[0][0]
+    assert first == [pytest.approx(losses, rel=1e-4) for losses in third]  # sums of four in bf16, in another order
+
+
+@pytest.mark.parametrize(("world_size", "stage"), CASES)
+def test_a_lone_rank_is_a_real_one(world_size, stage):
+    """Bytes held and communicated; gradients are averaged in other buckets, and Adam has its step counters."""
+    numels = [weight.numel() for weight in build_model(zero_run(), torch.device("cpu")).parameters()]
+    real, alone = ranks_of(world_size)[str(stage)][0], lone_rank(numels, stage, world_size, grad_accum=1)
+    held = {kind: real.held_bytes[kind].get("cpu", 0) for kind in KINDS}
+    counters = STEP_COUNTER_BYTES * len(numels)
+    assert all(0 <= held[kind] - alone["held"][kind] <= counters for kind in KINDS)
+    sent = {name: real.communicated[name]["bytes"] for name in alone["communicated"]}
+    assert sent == pytest.approx(alone["communicated"], abs=64)
 
 
 ON_TWO = [name for name in ("0", "1", "2", "3", *FP32, *NARROW) if "offloaded" not in name]
@@ -240,6 +262,12 @@ def test_what_no_rank_can_do_here_is_an_answer(monkeypatch):
         answers = [measure(zero_run(**each)) for each in changes]
         assert [answer.outcome for answer in answers] == [outcome] * len(answers)
         assert all(answer.provenance["reason"] for answer in answers)
+
+
+def test_ranks_that_are_told_so_find_no_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert zero.work({"runs": []}, print) == [] and os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert zero.work({"runs": [], "on_cpu": True}, print) == [] and os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_run_for_other_ranks_is_refused_by_the_worker(monkeypatch):
