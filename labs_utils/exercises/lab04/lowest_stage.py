@@ -9,13 +9,14 @@ from labs_utils.exercises.lab04.stages import STAGES, bytes_at
 from labs_utils.exercises.marking import AS_EXPECTED, exercise_of_situations
 from labs_utils.workers.silent_peers import lone_rank
 
-MARGIN = 0.05  # between a card and what a stage needs: more than a gradient that reaches over a boundary
+MARGIN = 0.01  # between a card and what a stage needs: more than Adam's step counters
+EACH = 4  # parameters of a rank, all of one size: no gradient reaches over a boundary between ranks
 
 
 def draw_cards(rng) -> dict:
     """For each stage a card that is just large enough, and one just too small; and one rank, where no stage helps."""
     ranks = int(rng.integers(3, 9))
-    numels = [2 * ranks * int(n) for n in rng.integers(20, 60, size=32)]
+    numels = [2 * ranks * int(rng.integers(1000, 3000))] * (EACH * ranks)
     parameters, other = sum(numels), int(rng.integers(2, 12)) * sum(numels)
     settings = {"numels": numels, "world_size": ranks, "other_bytes": other}
     cards = {}
@@ -40,12 +41,14 @@ def compare_stage(card: dict, got: Any, expected: dict) -> Mark:
     lowest = expected["lowest"] if expected["lowest"] >= 0 else None
     if got == lowest and type(got) is type(lowest):
         return AS_EXPECTED
+    cause = "none fits" if lowest is None else "one fits"
     if type(got) is not int or got not in STAGES:
-        return Mark(0.0, f"expected {'None' if lowest is None else 'a stage that fits'}, got {got!r}"[:200])
+        return Mark(0.0, f"expected {'None' if lowest is None else 'a stage that fits'}, got {got!r}"[:200], cause)
     need, memory = expected["needed"][got], card["memory_bytes"]
     if need > memory:
-        return Mark(0.0, f"at stage {got} DeepSpeed needs {need:,} bytes, and {memory:,} are there")
-    return Mark(0.0, f"stage {got} fits, but it isn't the lowest that does")
+        sentence = f"at stage {got} DeepSpeed needs {need:,} bytes, and {memory:,} are there"
+        return Mark(0.0, sentence, "none fits" if lowest is None else "too low")
+    return Mark(0.0, f"stage {got} fits, but it isn't the lowest that does", "too high")
 
 
 EXERCISE = exercise_of_situations(
@@ -57,11 +60,12 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, card: fn(sum(card["numels"]), card["world_size"], card["other_bytes"], card["memory_bytes"]),
     truth=lowest_that_fits,
     compare=compare_stage,
-    hints=(
-        "Bytes per parameter: 16 at stage 0, 4 + 12/N at 1, 2 + 14/N at 2, 16/N at 3.",
-        "What isn't partitioned is the same on every rank, whatever the stage.",
-        "If not even stage 3 fits, say None.",
-    ),
+    hints={
+        "too high": "A lower stage fits. Bytes per parameter: 16 at stage 0, 4 + 12/N at 1, 2 + 14/N at 2, 16/N at 3.",
+        "too low": "What isn't divided is whole on every rank, and `other_bytes` are the same at every stage.",
+        "none fits": "Not even stage 3 fits here: then the answer is None.",
+        "one fits": "A stage does fit here: which?",
+    },
     why="Every stage saves memory and stage 3 costs traffic, so the lowest stage that fits is the fastest. "
     "What no stage divides decides whether any fits.",
     forbidden=("labs_utils", "deepspeed"),
