@@ -99,6 +99,8 @@ def compare_bytes(
 ) -> Mark:
     """`close` for a number of bytes; a wrong one is told by which factor, and what is likely forgotten or added.
 
+    Its cause is "units", "too few" or "too many".
+
     >>> compare_bytes(None, 50, 100, too_few="is a copy left out?").sentence
     'expected 100, got 50 bytes, 0.5 times as many: is a copy left out?'
     """
@@ -106,10 +108,10 @@ def compare_bytes(
     if mark.score == 1 or type(answer) not in (int, float):
         return mark
     if 0 < answer * 2**20 < truth:
-        return mark._replace(sentence=f"{mark.sentence}: this looks like MB or GB; bytes are asked")
+        return mark._replace(sentence=f"{mark.sentence}: this looks like MB or GB; bytes are asked", cause="units")
     factor = f", {answer / truth:.3g} times as many" if truth else ""
-    likely = too_few if answer < truth else too_many
-    return mark._replace(sentence=f"{mark.sentence} bytes{factor}: {likely}")
+    likely, cause = (too_few, "too few") if answer < truth else (too_many, "too many")
+    return mark._replace(sentence=f"{mark.sentence} bytes{factor}: {likely}", cause=cause)
 
 
 def with_cause(mark: Mark, answer: Any, mistakes: Mapping[str, Any], **tolerances: float) -> Mark:
@@ -118,10 +120,10 @@ def with_cause(mark: Mark, answer: Any, mistakes: Mapping[str, Any], **tolerance
     >>> with_cause(Mark(0.0, "expected 12, got 3"), 3, {"not squared": 3, "not averaged": 24}).cause
     'not squared'
     """
-    if mark.score == 1 or mark.cause:
+    if mark.score == 1:
         return mark
     made = (cause for cause, value in mistakes.items() if close(None, answer, value, **tolerances).score == 1)
-    return mark._replace(cause=next(made, None))
+    return mark._replace(cause=next(made, mark.cause))
 
 
 def mean_mark(marks: dict[str, Mark]) -> Mark:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from labs_utils.exercises.contract import Exercise, Mark
-from labs_utils.exercises.marking import close
+from labs_utils.exercises.marking import close, with_cause
 from labs_utils.training.step import IGNORED_LABEL
 
 LOSS_TOLERANCE = 1e-4  # fp32 sums in another order
@@ -48,15 +48,31 @@ def mean_loss(case: dict) -> float:
     return sum(F.cross_entropy(x @ weight.T, y, reduction="sum").item() for x, y in rows) / int(counted.sum())
 
 
+def mistakes_at(case: dict, truth: float) -> dict[str, float]:
+    """What some mistakes would give, by their cause."""
+    hidden, weight, labels = loss_tensors(case)
+    chunks = list(zip(hidden.split(case["chunk_tokens"]), labels.split(case["chunk_tokens"]), strict=True))
+    counts = [int((y != IGNORED_LABEL).sum()) for _, y in chunks]
+    sums = [F.cross_entropy(x @ weight.T, y, reduction="sum").item() for x, y in chunks]
+    means = [total / count for total, count in zip(sums, counts, strict=True) if count]
+    return {
+        "all tokens": truth * sum(counts) / len(labels),
+        "mean of means": sum(means) / len(means),
+        "last chunk": sum(sums[:-1]) / sum(counts[:-1]),
+    }
+
+
 def compare_loss(case: dict, answer: Any, truth: float) -> Mark:
     """`close`, with the factor and a likely cause."""
     mark = close(case, answer, truth, rel=LOSS_TOLERANCE)
     if mark.score == 1 or type(answer) is not float:
         return mark
     if math.isnan(answer):
-        return mark._replace(sentence=f"{mark.sentence}: the mean over a chunk whose labels are all -100 is 0 / 0")
-    cause = "are ignored tokens in the denominator, or chunks of few labels weighed like full ones?"
-    return mark._replace(sentence=f"{mark.sentence}, {answer / truth:.4g} times as much: {cause}")
+        sentence = f"{mark.sentence}: the mean over a chunk whose labels are all -100 is 0 / 0"
+        return mark._replace(sentence=sentence, cause="empty chunk")
+    likely = "are ignored tokens in the denominator, or chunks of few labels weighed like full ones?"
+    mark = mark._replace(sentence=f"{mark.sentence}, {answer / truth:.4g} times as much: {likely}", cause="other")
+    return with_cause(mark, answer, mistakes_at(case, truth), rel=LOSS_TOLERANCE)
 
 
 EXERCISE = Exercise(
@@ -68,11 +84,15 @@ EXERCISE = Exercise(
     call=lambda fn, case: float(fn(*loss_tensors(case), case["chunk_tokens"])),
     truth=mean_loss,
     compare=compare_loss,
-    hints=(
-        "A mean is a sum and a count; carry both from chunk to chunk and divide once.",
-        "hidden.split(chunk_tokens) and labels.split(chunk_tokens) go together; the last chunk may be shorter.",
-        'F.cross_entropy(chunk @ weight.T, labels, reduction="sum") leaves labels of -100 out of the sum.',
-    ),
+    hints={
+        "empty chunk": "A mean over no labels is 0 / 0: add up sums, and divide once at the end.",
+        "all tokens": "Divide by the number of labels that aren't -100, not by all tokens.",
+        "mean of means": (
+            "A chunk with few labels must not weigh as much as a full one: carry a sum and a count, divide once."
+        ),
+        "last chunk": "The last chunk may be shorter: hidden.split(chunk_tokens) keeps it.",
+        "other": "F.cross_entropy(chunk @ weight.T, labels, reduction='sum') leaves labels of -100 out of the sum.",
+    },
     why="A token's loss depends on its own logits alone. "
     "So rows can be made, used and dropped, and only sums are kept.",
     forbidden=("liger_kernel", "linear_cross_entropy"),

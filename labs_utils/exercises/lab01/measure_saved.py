@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from labs_utils.exercises.marking import compare_bytes, exercise_of_situations
+from labs_utils.exercises.contract import Mark
+from labs_utils.exercises.marking import compare_bytes, exercise_of_situations, with_cause
 from labs_utils.exercises.saved_bytes import kept_bytes
 
 
@@ -61,6 +63,37 @@ def metered(situation: dict) -> int:
     return kept_bytes(module, inputs, module.parameters())
 
 
+def compare_meter(situation: dict, got: Any, expected: int) -> Mark:
+    """Right to the byte, or told by which factor, and by which mistake."""
+    mark = compare_bytes(
+        situation,
+        got,
+        expected,
+        too_few="a view keeps its whole storage alive, and types differ in size: ask the storage for its bytes",
+        too_many="is a storage counted more than once, or one of a parameter (a view of it too) or an input?",
+    )
+    return mark if mark.score == 1 else with_cause(mark, got, mistakes_at(situation))
+
+
+def mistakes_at(situation: dict) -> dict[str, int]:
+    """What some meters would find, by what is wrong with them."""
+    module, inputs = module_and_inputs(situation)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        output = module(*inputs)  # noqa: F841  keeps every address alive
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in saved}
+    owned = {each.untyped_storage().data_ptr() for each in [*module.parameters(), *inputs]}
+    given = {each.untyped_storage().data_ptr() for each in inputs}
+    kept = [each for each in saved if each.untyped_storage().data_ptr() not in owned]
+    views = {each.untyped_storage().data_ptr(): each.nbytes for each in kept}
+    return {
+        "handed over twice": sum(each.nbytes for each in kept),
+        "parameters": sum(storages[each] for each in storages if each not in given),
+        "size of the view": sum(views.values()),
+        "four bytes": sum(4 * each.numel() for each in {each.data_ptr(): each for each in kept}.values()),
+    }
+
+
 EXERCISE = exercise_of_situations(
     id="lab01.measure_saved",
     points=3,
@@ -74,17 +107,25 @@ EXERCISE = exercise_of_situations(
     situations=formulas_at,
     call=lambda fn, situation: fn(*module_and_inputs(situation)),
     truth=metered,
-    compare=partial(
-        compare_bytes,
-        too_few="a view keeps its whole storage alive, and types differ in size: ask the storage for its bytes",
-        too_many="is a storage counted more than once, or one of a parameter (a view of it too) or an input?",
-    ),
-    hints=(
-        "torch.autograd.graph.saved_tensors_hooks(pack, unpack) calls pack on every tensor that autograd saves.",
-        "tensor.untyped_storage() has data_ptr(), which tells storages apart, and nbytes().",
-        "Fill a dict {data_ptr: nbytes} in pack, leave out the data_ptrs of parameters and inputs, sum the values; "
-        "keep the output until then, or storages are freed and their addresses used again.",
-    ),
+    compare=compare_meter,
+    hints={
+        "handed over twice": (
+            "tensor.untyped_storage().data_ptr() tells storages apart: fill a dict {data_ptr: nbytes}."
+        ),
+        "parameters": (
+            "Leave out the storages of module.parameters() and of `inputs`, and with them all views of these."
+        ),
+        "size of the view": (
+            "A view keeps its whole storage alive: untyped_storage().nbytes(), not the view's own size."
+        ),
+        "four bytes": "Not every number takes four bytes: ask the storage, nbytes().",
+        "too few": (
+            "saved_tensors_hooks(pack, unpack) calls pack on every tensor saved. Keep the output until you have "
+            "counted."
+        ),
+        "too many": "Only what backward needs and wouldn't be there anyway counts, each storage once.",
+        "units": "Bytes are asked, not KB or MB.",
+    },
     why="Autograd hands every saved tensor to your hook, and a tensor's storage says which memory is really held. "
     "Counting storages, not tensors, is what makes the meter exact.",
     forbidden=("labs_utils", "MemoryTracker"),

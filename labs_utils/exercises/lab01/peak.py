@@ -76,7 +76,9 @@ def compare_peak(situation: dict, got: Any, expected: dict) -> Mark:
     if type(got) is not dict or got.keys() != expected.keys():
         return close(situation, got, expected)
     phase = close(situation, got["phase"], expected["phase"])
-    phase = phase._replace(sentence=f"{phase.sentence}, where {expected['bytes']:,} bytes are in use")
+    phase = phase._replace(
+        sentence=f"{phase.sentence}, where {expected['bytes']:,} bytes are in use", cause=f"not {got['phase']}"
+    )
     nbytes = compare_bytes(
         situation,
         got["bytes"],
@@ -98,12 +100,25 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, run: fn(run),
     truth=lambda run: dry_run_peak(dumps(run)),
     compare=compare_peak,
-    hints=(
-        "Compute the bytes of each moment by itself, then take the largest. All of them hold weights and moments.",
-        "Weights and moments: 2 + 4 bytes a parameter. Loss: 3 * 4 * vocab_size bytes a token on top of what is kept.",
-        "The head's gradient is 2 * vocab_size * hidden_size bytes, a layer's 2 * layer_parameters. In the backward of "
-        "layer i the layers above it are done: num_hidden_layers - i of them.",
-    ),
+    hints={
+        "not loss": (
+            "The loss isn't fullest here. It has no gradients yet; on top of what is kept come 3 * 4 * vocab_size "
+            "bytes a token."
+        ),
+        "not layer": (
+            "A layer's backward isn't fullest here. In that of layer i the layers above are done: "
+            "num_hidden_layers - i of them."
+        ),
+        "not end": "The end isn't fullest here: all gradients are there, and nothing of the tokens any more.",
+        "too few": (
+            "Weights and moments take 2 + 4 bytes a parameter, at every moment. Is one of them left out, or what "
+            "layers keep?"
+        ),
+        "too many": (
+            "Compute the bytes of each moment by itself: gradients are not there in the loss, logits not later."
+        ),
+        "units": "Bytes are asked.",
+    },
     why="Activations fall while gradients rise, so the largest sum is at one of few moments. "
     "Comparing those moments is all that a peak needs.",
     forbidden=("labs_utils", "dry_run", "estimate"),

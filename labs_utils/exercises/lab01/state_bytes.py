@@ -8,7 +8,7 @@ import torch
 from torch.nn import Parameter
 
 from labs_utils.exercises.contract import Mark
-from labs_utils.exercises.marking import close, compare_bytes, exercise_of_situations, mean_mark
+from labs_utils.exercises.marking import close, compare_bytes, exercise_of_situations, mean_mark, with_cause
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 RECIPE_KEYS = ("weights", "gradients", "gradient_copy", "master", "moments")
@@ -52,6 +52,24 @@ def recipes_at(case: dict) -> dict[str, dict]:
     }
 
 
+def mistakes_at(situation: dict, expected: dict) -> dict[str, dict]:
+    """What some mistakes would give, by their cause."""
+    parameters, recipe = situation["parameters"], situation["recipe"]
+    size = {key: parameters * (DTYPES[name].itemsize if name else 0) for key, name in recipe.items()}
+    states = expected["optimizer_states"]
+    return {
+        "no master": {**expected, "optimizer_states": states - size["master"]},
+        "one moment": {**expected, "optimizer_states": states - size["moments"]},
+        "weights' type": {**expected, "optimizer_states": 2 * size["weights"] + size["master"]},
+        "one set": {**expected, "gradients": expected["gradients"] - size["gradient_copy"]},
+        "one recipe": {
+            "parameters": 2 * parameters,
+            "gradients": 2 * parameters,
+            "optimizer_states": 12 * parameters,
+        },
+    }
+
+
 def compare_state(situation: dict, got: Any, expected: dict) -> Mark:
     """A recipe is right as a whole: most kinds are right in most mistakes."""
     if type(got) is not dict or got.keys() != expected.keys():
@@ -62,7 +80,7 @@ def compare_state(situation: dict, got: Any, expected: dict) -> Mark:
         for kind, nbytes in expected.items()
     }
     mean = mean_mark(marks)
-    return mean._replace(score=float(mean.score == 1))
+    return with_cause(mean._replace(score=float(mean.score == 1)), got, mistakes_at(situation, expected))
 
 
 EXERCISE = exercise_of_situations(
@@ -75,10 +93,15 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(situation["parameters"], situation["recipe"]),
     truth=lambda situation: trained_state_bytes(**situation),
     compare=compare_state,
-    hints=(
-        "A bf16 number takes 2 bytes, an fp32 number 4; count numbers per parameter, kind by kind.",
-        "Adam keeps two numbers per parameter, a mean of gradients and a mean of their squares.",
-        "optimizer_states = parameters * (2 * bytes of the moments' type + bytes of the master's type, 0 for None)",
-    ),
+    hints={
+        "units": "Bytes are asked, not GB: a bf16 number takes 2, an fp32 number 4.",
+        "no master": "A master copy is a state too, of the type that the recipe names; None takes nothing.",
+        "one moment": "Adam keeps two numbers for each parameter: a mean of gradients, and a mean of their squares.",
+        "weights' type": "The moments have a type of their own in the recipe.",
+        "one set": "gradient_copy is a second set of gradients, beside the first.",
+        "one recipe": "16 bytes per parameter belong to one recipe: look up each type in `recipe`.",
+        "too few": "Is each kind of tensor in the sum, with the bytes of its own type?",
+        "too many": "A None in the recipe means that there is no such tensor.",
+    },
     why="Every byte is a number of some type, so a recipe is a list of types. Name the types and the sum follows.",
 )
