@@ -8,8 +8,7 @@ import os
 import signal
 import threading
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,6 @@ CASES = 4
 PUBLIC_SEED = 2026
 CHECK_SECONDS, AGAIN_SECONDS = 60.0, 1.0  # a check may take; and until it is interrupted again
 MOST_CHARACTERS = 600  # of a message
-_failed_checks: Counter[str] = Counter()
 
 
 def check(exercise_id: str, fn: Callable, package: str = PACKAGE) -> None:
@@ -54,21 +52,11 @@ def report_of(exercise: Exercise, result: Result) -> str:
     lines = [f"{exercise.id}: {result.outcome}. {shown(result.message)}"]
     if result.case is not None:
         lines.append(f"  the case: {_brief(_named_situation(result.case, result.message))}")
-    if hint := _hint(exercise, result):
-        lines.append(f"  hint: {hint}")
+    if result.cause in exercise.hints:
+        lines.append(f"  hint: {exercise.hints[result.cause]}")
     if exercise.why and result.score == 1:
         lines.append(f"  why it works: {exercise.why}")
     return "\n".join(lines + [f"  note: {flag}" for flag in result.flags])
-
-
-def _hint(exercise: Exercise, result: Result) -> str | None:
-    """The hint that belongs to what went wrong; where an exercise's hints have no causes, a further one each time."""
-    if isinstance(exercise.hints, Mapping):
-        return exercise.hints.get(result.cause)
-    if not exercise.hints or result.score == 1 or result.outcome == "not attempted":
-        return None
-    _failed_checks[exercise.id] += 1
-    return exercise.hints[min(_failed_checks[exercise.id], len(exercise.hints)) - 1]
 
 
 def shown(text: str) -> str:

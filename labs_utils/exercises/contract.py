@@ -30,8 +30,7 @@ class Exercise:
     `truth(case)` what the answer should be, and `compare(case, answer, truth)` a `Mark`.
     Cases, answers and truths are plain data (`labs_utils.exercises.plain`). Only `call` runs beside the student's code:
     it may build modules from a case's sizes and seeds, and must not hold what `truth` finds out.
-    `hints` has a sentence for each cause that `compare` names in a `Mark`: what a student who made it should look at;
-    or, where it names none, sentences to be shown one after another.
+    `hints` has a sentence for each cause that `compare` names in a `Mark`: what a student who made it should look at.
     `minutes` and `difficulty` ("easy", "medium", "hard") are for the student to plan by, and `why` is two sentences on
     why it works, shown when it passes.
     Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
@@ -45,7 +44,7 @@ class Exercise:
     compare: Callable[[Any, Any, Any], Mark]
     minutes: int = 0
     difficulty: str = ""
-    hints: Mapping[str, str] | tuple[str, ...] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     forbidden: tuple[str, ...] = ()
 

@@ -14,4 +14,10 @@ HINTED = {
         "never_says_that_none_fits": "none fits",
         "has_gradients_in_fp32": "too high",
     },
+    "lab04.zero1_step": {
+        "is_plain_data_parallelism": "state",
+        "adds_gradients_up": "off",
+        "gathers_nothing": "different",
+        "drops_what_does_not_divide": "not moved",
+    },
 }

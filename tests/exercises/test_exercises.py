@@ -66,6 +66,7 @@ def test_an_unknown_exercise_is_one_sentence_that_lists_the_known_ones():
 def test_an_exercise_says_how_long_it_takes_how_hard_it_is_and_why_it_works(exercise):
     assert 5 <= exercise.minutes <= 40 and exercise.difficulty in ("easy", "medium", "hard")
     assert len(re.findall(r"[^.]+\.(?: |$)", exercise.why)) == 2
+    assert len(exercise.hints) == len(set(exercise.hints.values())) >= 3
 
 
 def test_passing_says_why_it_works():

@@ -134,18 +134,19 @@ def compare_policy(situation: dict, got: Any, truth: dict) -> Mark:
     if got == best and type(got) is type(best):
         return AS_EXPECTED
     if got is None:
-        return Mark(0.0, f"expected {best!r}, got None: its peak of {steps[best]['peak_bytes']:,} bytes fits")
+        return Mark(
+            0.0, f"expected {best!r}, got None: its peak of {steps[best]['peak_bytes']:,} bytes fits", "one fits"
+        )
     if type(got) is not str or got not in steps:
         return Mark(0.0, f"expected one of {', '.join(POLICIES)} or None, got {str(got)[:40]!r}")
     peak, flops = steps[got]["peak_bytes"], steps[got]["flops_again"]
     if peak > limit:
-        return Mark(0.0, f"{got!r} peaks at {peak:,} bytes, and the limit is {limit:,}")
+        return Mark(0.0, f"{got!r} peaks at {peak:,} bytes, and the limit is {limit:,}", "too large")
     again = steps[best]["flops_again"]
     if flops == again:
-        return Mark(
-            0.0, f"{got!r} fits, but so does {best!r}, which computes no more again and comes earlier in the list"
-        )
-    return Mark(0.0, f"{got!r} fits, but computes {flops:,} FLOPs again, where {again:,} would do")
+        sentence = f"{got!r} fits, but so does {best!r}, which computes no more again and comes earlier in the list"
+        return Mark(0.0, sentence, "a tie")
+    return Mark(0.0, f"{got!r} fits, but computes {flops:,} FLOPs again, where {again:,} would do", "too dear")
 
 
 EXERCISE = exercise_of_situations(
@@ -157,13 +158,19 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(situation["run"], situation["limit_bytes"]),
     truth=cheapest,
     compare=compare_policy,
-    hints=(
-        'estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes says whether a policy fits.',
-        "Count what running a layer again costs: 2 FLOPs a token for each weight of its matrices but down, and "
-        "attention's two products. Then: which of it, in how many layers, does a policy compute again?",
-        "full: all layers, all of it. keep-attention: all layers without attention. every-2: half of the layers, "
-        "rounded up, all of it. none and keep-matmul-attention: nothing. Then min over those that fit, by that number.",
-    ),
+    hints={
+        "one fits": "None is only for a limit that no policy keeps: min(..., default=None) over those that fit.",
+        "too large": (
+            'estimate(Run.parse({**run, "checkpointing": policy}), "cpu").peak_bytes is the peak of a whole step; '
+            "compare that with the limit."
+        ),
+        "a tie": "Of policies that compute equally much again, take the first in the list: min keeps the order.",
+        "too dear": (
+            "Count what running a layer again costs: 2 FLOPs a token for each weight of its matrices but down, "
+            "and attention's two products. full: all layers, all of it. keep-attention: without attention. "
+            "every-2: half of the layers, rounded up."
+        ),
+    },
     why="Among the policies that fit, the cheapest recomputes least. "
     "Memory is a limit to stay below, and time is what is left to choose by.",
     forbidden=("dry_run", "TrainingStep", "FlopCounterMode"),

@@ -140,7 +140,7 @@ def compare_parts(case: dict, answers: Any, truths: dict) -> Mark:
 
     def mark_of(part: str) -> Mark:
         mark = close(case, answers[part], truths[part])
-        return mark if mark.score == 1 else mark._replace(sentence=f"{mark.sentence}: {CAUSES[part]}")
+        return mark if mark.score == 1 else mark._replace(sentence=f"{mark.sentence}: {CAUSES[part]}", cause=part)
 
     return mean_mark({part: mark_of(part) for part in truths})
 
@@ -154,14 +154,25 @@ EXERCISE = Exercise(
     call=all_parts,
     truth=true_parts,
     compare=compare_parts,
-    hints=(
-        "A torch.autograd.Function has two static methods: forward(ctx, fn, *inputs) and backward(ctx, gradient). "
-        "Inside forward no graph is recorded; that is all the saving there is.",
-        "Keep fn, torch.get_rng_state() and, with ctx.save_for_backward, the inputs. In backward: detach the inputs, "
-        "let them require gradients as before, go back to the kept random state, and run fn under torch.enable_grad().",
-        "torch.autograd.backward(output, gradient) fills .grad of the detached inputs and of the parameters. Put the "
-        "random state back that was there before the recomputation. Return None for fn, then each input's .grad.",
-    ),
+    hints={
+        "the result": (
+            "A torch.autograd.Function has two static methods: forward(ctx, fn, *inputs), which returns what fn "
+            "returns, and backward(ctx, gradient)."
+        ),
+        "the gradients without dropout": (
+            "In backward: detach the inputs, let them require gradients as before, run fn under "
+            "torch.enable_grad(), then torch.autograd.backward(output, gradient) fills the .grad of inputs and "
+            "parameters."
+        ),
+        "the gradients with dropout": "Keep torch.get_rng_state() in forward, and go back to it before fn runs again.",
+        "random numbers drawn after backward": "Put the random state back that was there before the recomputation.",
+        "the gradients of several inputs, in a larger graph": "Return None for fn, then each input's .grad, in order.",
+        CALLS: "fn runs once in forward and once in backward: keep nothing of the first run but its inputs.",
+        "the gradient of a deep chain": (
+            "ctx.save_for_backward(*inputs) keeps each call's own inputs; inside forward no graph is recorded, "
+            "and that is all the saving there is."
+        ),
+    },
     why="Backward needs values, not the graph that first made them. "
     "Running forward again with the same inputs and the same random state gives the same values.",
     forbidden=("torch.utils.checkpoint", "torch_checkpoint", "save_on_cpu", "labs_utils"),

@@ -100,12 +100,17 @@ EXERCISE = exercise_of_situations(
         ModelShape(**situation["model"], vocab_size=8), situation["policy"], situation["tokens"]
     ),
     compare=compare_policy,
-    hints=(
-        "Write what one layer keeps under each policy, then multiply. Every policy but none keeps the layer's input.",
-        "Attention's kernel returns its output (heads * head_dim bf16 numbers a token) and one fp32 number a head.",
-        "Products: q and o make heads * head_dim and hidden_size numbers, k and v kv_heads * head_dim, gate and up "
-        "intermediate_size, down hidden_size. A policy keeps what it names, whether somebody will need it or not.",
-    ),
+    hints={
+        "too few": (
+            "Write what one layer keeps under each policy, then multiply. Every policy but none keeps the layer's "
+            "input; attention's kernel returns its output and one fp32 number a head."
+        ),
+        "too many": (
+            "A policy keeps what it names, in bf16, once: q and o make heads * head_dim and hidden_size numbers, "
+            "k and v kv_heads * head_dim, gate and up intermediate_size, down hidden_size."
+        ),
+        "units": "Bytes are asked, not MiB.",
+    },
     why="What a policy keeps is the sum of what it keeps of each layer. "
     "Recomputing changes what is kept, never what is computed.",
     forbidden=("transformers", "saved_tensors_hooks", "labs_utils", "estimate", "dry_run"),

@@ -67,11 +67,12 @@ def compare_size(situation: dict, got: Any, peaks: list) -> Mark:
     """Right where the tracked peak of `got` layers a segment is the lowest, to within half an input."""
     best, fewest = min(peaks), 1 + peaks.index(min(peaks))
     if type(got) is not int or not 1 <= got <= len(peaks):
-        return close(situation, got, fewest)
+        return close(situation, got, fewest)._replace(cause="no size")
     if peaks[got - 1] <= best + situation["input_bytes"] // 2:
         return AS_EXPECTED
     sentence = f"with {got} layers a segment the peak is {peaks[got - 1] / best:.3g} times the lowest that is possible"
-    return Mark(0.0, f"{sentence}: {'fewer' if got > fewest else 'more'} would be better")
+    better = "fewer" if got > fewest else "more"
+    return Mark(0.0, f"{sentence}: {better} would be better", better)
 
 
 EXERCISE = exercise_of_situations(
@@ -83,11 +84,18 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, stack: fn(stack["layers"], stack["input_bytes"], stack["layer_bytes"]),
     truth=lambda stack: segment_peaks(**stack),
     compare=compare_size,
-    hints=(
-        "Write the bytes that are alive while segment i is computed again, then take the largest over i.",
-        "Segments after i are done, their inputs gone: i inputs are alive, and the layers of segment i.",
-        "Try every size from 1 to layers; there is no need for a formula of the best one.",
-    ),
+    hints={
+        "no size": (
+            "A size is a whole number from 1 to layers: try every one, there is no need for a formula of the best."
+        ),
+        "fewer": (
+            "While segment i is computed again, all its layers' activations are there: that grows with the "
+            "segment. The last segment may be short."
+        ),
+        "more": (
+            "Segments after i are done and their inputs gone, but i inputs are alive: many short segments keep many."
+        ),
+    },
     why="Two terms compete: kept inputs fall with longer segments, and one segment's activations grow. "
     "Their sum is smallest near the square root.",
     forbidden=("labs_utils", "torch.utils.checkpoint", "torch_checkpoint"),

@@ -133,11 +133,16 @@ def compare_gradient(situation: dict, got: Any, expected: dict) -> Mark:
     if type(got) is not dict or got["gradient"].shape != expected["gradient"].shape:
         return close(situation, got, expected)
     if got["changed"]:
-        return Mark(0.0, f"only .grad is to change; these did too: {', '.join(got['changed'])}")
+        return Mark(0.0, f"only .grad is to change; these did too: {', '.join(got['changed'])}", "changed")
     gradient = mark_gradient(got["gradient"], expected["gradient"])
     loss = close(situation, got["loss"], expected["loss"], rel=GRADIENT_TOLERANCE)
     of_the_loss = loss.sentence.replace("expected", "the loss is", 1)
-    return Mark(0.75 * gradient.score + 0.25 * loss.score, gradient.sentence if gradient.score < 1 else of_the_loss)
+    score = 0.75 * gradient.score + 0.25 * loss.score
+    return (
+        gradient._replace(score=score)
+        if gradient.score < 1
+        else Mark(score, of_the_loss, "loss" if score < 1 else None)
+    )
 
 
 def mark_gradient(gradient: torch.Tensor, truth: torch.Tensor) -> Mark:
@@ -145,14 +150,14 @@ def mark_gradient(gradient: torch.Tensor, truth: torch.Tensor) -> Mark:
     if (gradient - truth).norm() <= GRADIENT_TOLERANCE * truth.norm():
         return AS_EXPECTED
     if not gradient.isfinite().all():
-        return Mark(0.0, "the gradient isn't finite: the mean of a micro-batch without labels is 0 / 0")
+        return Mark(0.0, "the gradient isn't finite: the mean of a micro-batch without labels is 0 / 0", "0 / 0")
     times = (gradient @ truth / (truth @ truth)).item()
     off = ((gradient - times * truth).norm() / truth.norm()).item()
     if off <= GRADIENT_TOLERANCE:
         longer = f"the gradient points the right way, and is {times:.4g} times as long"
-        return Mark(0.0, f"{longer}: divided by what, and how often?")
+        return Mark(0.0, f"{longer}: divided by what, and how often?", "length")
     question = "does every target token weigh the same? what was in .grad?"
-    return Mark(0.0, f"the gradient is off by {off:.2g} of its length: {question}")
+    return Mark(0.0, f"the gradient is off by {off:.2g} of its length: {question}", "direction")
 
 
 EXERCISE = exercise_of_situations(
@@ -164,11 +169,21 @@ EXERCISE = exercise_of_situations(
     call=accumulated,
     truth=partial(accumulated, full_batch),
     compare=compare_gradient,
-    hints=(
-        "Count the targets of all micro-batches before the first backward: that is the one denominator.",
-        'F.cross_entropy(…, reduction="sum") adds up losses without dividing; gradients of sums add up too.',
-        "backward() in every micro-step frees what forward kept; one backward at the end keeps it all.",
-    ),
+    hints={
+        "changed": (
+            "Only the gradients are the answer: no optimizer's step, no .eval(), and the batches stay as they are."
+        ),
+        "0 / 0": "A micro-batch without labels has no mean: add up sums, and divide once, by the count of all targets.",
+        "length": (
+            "Count the targets of all micro-batches before the first backward: that is the one denominator. "
+            "Labels of -100 and the first label of a row are no targets."
+        ),
+        "direction": (
+            'F.cross_entropy(…, reduction="sum") adds up losses without dividing; gradients of sums add up too. '
+            "Begin with gradients of None."
+        ),
+        "loss": "The loss is the mean over all targets of all micro-batches, as the gradient's is.",
+    },
     why="A mean over all tokens is a sum divided once. "
     "Micro-batches add up to it only if each is weighed by its own tokens.",
     forbidden=("labs_utils", "accelerate", "transformers", "num_items_in_batch"),

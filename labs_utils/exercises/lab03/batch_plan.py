@@ -78,7 +78,7 @@ def compare_plan(situation: dict, got: Any, expected: dict) -> Mark:
     """`close`, with the question that leads to what is wrong."""
     mark = close(situation, got, expected)
     wrong = mark.sentence.partition(":")[0]
-    return mark._replace(sentence=f"{mark.sentence}: {CAUSES[wrong]}") if wrong in CAUSES else mark
+    return mark._replace(sentence=f"{mark.sentence}: {CAUSES[wrong]}", cause=wrong) if wrong in CAUSES else mark
 
 
 EXERCISE = exercise_of_situations(
@@ -90,11 +90,22 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(*(situation[key] for key in PLAN_KEYS)),
     truth=lambda situation: first_plan(**situation),
     compare=compare_plan,
-    hints=(
-        "tokens in a step = micro_batch * seq_len * grad_accum * world_size; everything but two factors is given.",
-        "At least means rounding up: -(-a // b) is a / b, rounded up.",
-        "First grad_accum, with the largest micro-batch; then the smallest micro_batch that is enough with it.",
-    ),
+    hints={
+        "grad_accum": (
+            "At least means rounding up, -(-a // b): first the sequences of one rank, then the micro-steps with "
+            "the largest micro-batch."
+        ),
+        "micro_batch": (
+            "With that many micro-steps, the smallest micro_batch that is enough: divide again, and round up."
+        ),
+        "tokens_per_step": (
+            "tokens in a step = micro_batch * seq_len * grad_accum * world_size, as they are, not as they were "
+            "asked for."
+        ),
+        "steps": (
+            "A step takes micro_batch * grad_accum * world_size sequences; what is left over at the end makes no step."
+        ),
+    },
     why="Tokens in a step are a product of four numbers. "
     "Fix three, and the fourth follows by a division that rounds up.",
 )

@@ -82,10 +82,12 @@ def compare_search(situation: dict, got: dict, expected: int) -> Mark:
     """Half for a right answer that took too many calls."""
     mark = close(situation, got["micro_batch"], expected)
     if mark.score < 1:
-        return mark._replace(sentence=f"{mark.sentence}: does it fit, and does one more not fit?")
+        sentence, got_one = f"{mark.sentence}: does it fit, and does one more not fit?", got["micro_batch"]
+        is_large = type(got_one) in (int, float) and got_one > expected
+        return mark._replace(sentence=sentence, cause="too large" if is_large else "too small")
     if got["calls"] > MOST_CALLS:
         many = f"right, but with {got['calls']} calls; {MOST_CALLS} are allowed"
-        return Mark(0.5, f"{many}: halve what is left each time")
+        return Mark(0.5, f"{many}: halve what is left each time", "many calls")
     return mark
 
 
@@ -98,11 +100,17 @@ EXERCISE = exercise_of_situations(
     call=searched,
     truth=largest_that_fits,
     compare=compare_search,
-    hints=(
-        "First find a micro-batch that doesn't fit, in few calls: double until it happens.",
-        "Then one end fits and the other doesn't. Try the middle, and keep the half whose ends differ.",
-        "For small micro-batches the peak may not move at all, so two of them don't tell how it grows.",
-    ),
+    hints={
+        "too large": (
+            "Keep two ends: one that fits and one that doesn't. The answer is the one that fits; where not even 1 "
+            "fits it is 0."
+        ),
+        "too small": (
+            "First find a micro-batch that doesn't fit: double until it happens. For small ones the peak may not "
+            "move at all, so two of them don't tell how it grows."
+        ),
+        "many calls": "Try the middle between the two ends, and keep the half whose ends differ.",
+    },
     why="More sequences never need less memory, so each try halves the range that is left. "
     "Doubling first finds such a range, however large the answer is.",
     forbidden=("labs_utils",),

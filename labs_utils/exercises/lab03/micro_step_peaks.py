@@ -79,7 +79,7 @@ def simulated_peaks(run: dict, gradients: list[int], rest: list[int]) -> list[in
 def compare_peaks(situation: dict, got: Any, expected: list) -> Mark:
     """Nothing without the second micro-step, which is the question; all of them for full marks."""
     if type(got) is not list or len(got) != len(expected):
-        return close(situation, got, expected)
+        return close(situation, got, expected)._replace(cause="length")
     compare_peak = partial(
         compare_bytes,
         rel=PEAK_TOLERANCE,
@@ -103,11 +103,19 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(situation["rest"], situation["gradients"], situation["run"]["grad_accum"]),
     truth=peaks_of,
     compare=compare_peaks,
-    hints=(
-        "Go moment by moment: what would be in use then in the second micro-step? Then take the largest.",
-        "All gradients together take gradients[-1]; from the second micro-step on they are there at every moment.",
-        "Where gradients[i] is larger than gradients[i - 1], backward makes that much anew, and frees it once added.",
-    ),
+    hints={
+        "length": "One peak for each micro-step, in order.",
+        "too few": (
+            "All gradients together take gradients[-1]; from the second micro-step on they are there at every "
+            "moment. Where gradients[i] is larger than gradients[i - 1], backward makes that much anew beside "
+            "them."
+        ),
+        "too many": (
+            "Go moment by moment: what would be in use then? What is made anew is freed once it has been added; "
+            "from the second micro-step on nothing grows any more."
+        ),
+        "units": "Bytes are asked.",
+    },
     why="After the first backward the gradients stay, so every later micro-step starts from a higher floor. "
     "That is the price of accumulation, and it is paid once.",
     forbidden=("labs_utils",),

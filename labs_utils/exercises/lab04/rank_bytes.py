@@ -35,14 +35,19 @@ def compare_held(situation: dict, got: Any, truth: dict) -> Mark:
     wrong = mark.sentence.partition(":")[0]
     if wrong not in KINDS:
         return mark
-    return mark._replace(sentence=f"{mark.sentence}: {held_question(got[wrong], truth[wrong])}")
+    cause, question = held_question(got[wrong], truth[wrong])
+    return mark._replace(sentence=f"{mark.sentence}: {question}", cause=cause)
 
 
-def held_question(got: Any, truth: int) -> str:
-    """The question that a wrong byte count leads to."""
+def held_question(got: Any, truth: int) -> tuple[str, str]:
+    """The cause of a wrong byte count, as far as it can be seen, and the question that it leads to."""
     if type(got) in (int, float) and abs(got - truth) < 0.1 * truth:
-        return "nearly; what is padded, all parameters in a row or each by itself, and to a multiple of what?"
-    return "is this kind whole or a part at this stage, and how many bytes does an element take?"
+        return (
+            "padding",
+            "nearly; what is padded, all parameters in a row or each by itself, and to a multiple of what?",
+        )
+    cause = "whole" if type(got) in (int, float) and got > truth else "part"
+    return cause, "is this kind whole or a part at this stage, and how many bytes does an element take?"
 
 
 EXERCISE = exercise_of_situations(
@@ -54,11 +59,20 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(situation["numels"], situation["stage"], situation["world_size"]),
     truth=held_by_deepspeed,
     compare=compare_held,
-    hints=(
-        "Stage 1 cuts master weights and moments, stage 2 gradients too, stage 3 everything.",
-        "At stages 1 and 2, cut sum(numels), rounded up to a multiple of 2 * world_size.",
-        "At stage 3, cut each parameter by itself, rounded up to a multiple of world_size, and add the parts up.",
-    ),
+    hints={
+        "padding": (
+            "At stages 1 and 2, cut sum(numels), rounded up to a multiple of 2 * world_size. At stage 3, cut each "
+            "parameter by itself, rounded up to a multiple of world_size, and add the parts up."
+        ),
+        "whole": (
+            "Stage 1 cuts master weights and moments, stage 2 gradients too, stage 3 everything: is this kind a "
+            "part here?"
+        ),
+        "part": (
+            "Is this kind whole at this stage? Weights and gradients take 2 bytes an element, master weights 4, "
+            "the two moments 8."
+        ),
+    },
     why="A stage divides one more kind of state, and padding rounds each share up. "
     "What isn't divided is there on every rank.",
     forbidden=("labs_utils", "deepspeed"),

@@ -108,31 +108,30 @@ def compare_training(situation: dict, got: Any, expected: dict) -> Mark:
         return Mark(0.0, "expected weights and a state of tensors and numbers")
     fault = weights_fault(got["weights"], expected)
     if fault:
-        return Mark(0.0, fault)
+        return Mark(0.0, *fault)
     if got["state_bytes"] > expected["state_bytes"] + COUNTER_BYTES:
         times = f"{got['state_bytes'] / expected['state_bytes']:.3g} times as much as its own moments"
-        return Mark(2 / 3, f"the weights are right, but a rank's state takes {times}")
+        return Mark(2 / 3, f"the weights are right, but a rank's state takes {times}", "state")
     return AS_EXPECTED
 
 
-def weights_fault(weights: Any, expected: dict) -> str | None:
-    """What is wrong with the ranks' weights, in a sentence; None where nothing is."""
+def weights_fault(weights: Any, expected: dict) -> tuple[str, str] | None:
+    """What is wrong with the ranks' weights, in a sentence, and its cause; None where nothing is."""
     truth = expected["weights"]
     if not isinstance(weights, torch.Tensor) or weights.shape[1:] != truth.shape or weights.dtype != truth.dtype:
-        return "the weights must keep their shape and type"
+        return "the weights must keep their shape and type", "shape"
     way = (truth - expected["start"]).norm()
     apart = max((other - weights[0]).norm() for other in weights)
     if not apart <= UPDATE_TOLERANCE * way:
-        return "the ranks end with different weights: what does each know of the others' parts?"
+        return "the ranks end with different weights: what does each know of the others' parts?", "different"
     off = (weights[0] - truth).norm() / way
     if off <= UPDATE_TOLERANCE:
         return None
     moved = ((weights[0] - expected["start"]).abs() > 0).float().mean()
     if moved < 0.99:
-        return f"only {moved:.0%} of the weights have moved"
-    return (
-        f"the weights are off by {off:.2g} of the way that they should go: which gradient, which moments, which step?"
-    )
+        return f"only {moved:.0%} of the weights have moved", "not moved"
+    way_off = f"the weights are off by {off:.2g} of the way that they should go"
+    return f"{way_off}: which gradient, which moments, which step?", "off"
 
 
 EXERCISE = exercise_of_situations(
@@ -144,11 +143,19 @@ EXERCISE = exercise_of_situations(
     call=trained,
     truth=trained_by_torch,
     compare=compare_training,
-    hints=(
-        "Pad a copy of the gradient with zeros so that it divides into group.size() parts of the same length.",
-        "dist.reduce_scatter adds up. Adam hardly notices a factor, but where gradients are small it does.",
-        "Keep two tensors as long as a part, and a count of steps. Then gather all parts, and drop the padding.",
-    ),
+    hints={
+        "shape": "Change the weights in place, weights[:] = ..., and drop the padding first.",
+        "different": "In the end gather all parts with dist.all_gather, so that every rank has all new weights.",
+        "not moved": (
+            "Pad a copy of the gradient with zeros so that it divides into group.size() parts of the same length: "
+            "no weight may be left out."
+        ),
+        "off": (
+            "dist.reduce_scatter adds up: divide by group.size(). Adam hardly notices a factor, but where "
+            "gradients are small it does. Keep moments and a count of steps in `state`."
+        ),
+        "state": "A rank's state is two tensors as long as its own part, and a count.",
+    },
     why="Adam updates each number on its own, so ranks can share the work without a change in the result. "
     "All they must exchange are summed gradients and new weights.",
     forbidden=("labs_utils", "deepspeed", "ZeroRedundancyOptimizer", "torch.optim"),

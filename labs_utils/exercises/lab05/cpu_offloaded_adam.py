@@ -100,28 +100,33 @@ def compare_training(situation: dict, got: Any, expected: dict) -> Mark:
     way = expected["weights"] - expected["start"]
     off = (got["weights"] - expected["weights"]).norm() / way.norm()
     if not off <= situation["tolerance"]:
-        return Mark(0.0, weights_fault(got["weights"] - expected["start"], way, off))
+        return Mark(0.0, *weights_fault(got["weights"] - expected["start"], way, off))
     moved, least = {"down": got["down"], "up": got["up"]}, expected["bytes"]
     if min(moved.values()) < 0.98 * least:
-        return Mark(0.0, "the weights are right, but they have crossed otherwise than through `memories`")
+        return Mark(0.0, "the weights are right, but they have crossed otherwise than through `memories`", "around")
     for direction, nbytes in moved.items():
         if nbytes > TRAFFIC_TOLERANCE * least:
+            cause = f"much {direction}"
             times = f"{nbytes / least:.3g} times the bytes of the weights go {direction} in a step"
-            return Mark(2 / 3, f"the weights are right, but {times}: what has to cross, and in which type?")
+            return Mark(2 / 3, f"the weights are right, but {times}: what has to cross, and in which type?", cause)
     return AS_EXPECTED
 
 
-def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> str:
-    """What is wrong with weights that moved by `moved` and should have by `way`; `off` is the error, a share of it."""
+def weights_fault(moved: torch.Tensor, way: torch.Tensor, off: float) -> tuple[str, str]:
+    """What is wrong with weights that moved by `moved` and should have by `way`, and its cause.
+
+    `off` is the error, a share of the way.
+    """
     if not moved.abs().sum():
         return (
             "the weights have not moved: are they changed in place (`weights[i] = …` changes only the list), "
-            "and do steps smaller than bf16 get lost?"
+            "and do steps smaller than bf16 get lost?",
+            "not moved",
         )
     share = moved.norm() / way.norm()
     fault = f"the weights go {share:.3g} times as far as they should and end {off:.2g} of the way off"
     nearly = ": nearly right, so look at betas and weight decay, and at the moments' type"
-    return fault + (nearly if off < NEARLY else "")
+    return (fault + nearly, "nearly") if off < NEARLY else (fault, "far off")
 
 
 EXERCISE = exercise_of_situations(
@@ -133,11 +138,20 @@ EXERCISE = exercise_of_situations(
     call=trained,
     truth=trained_by_torch,
     compare=compare_training,
-    hints=(
-        "In the first step, make the master weights: a copy of the weights on the host, in fp32. Keep them in `state`.",
-        "Send the gradient down as it is, in bf16, and widen it on the host.",
-        "Round the new master weights to bf16 on the host, and copy those into the weights.",
-    ),
+    hints={
+        "not moved": (
+            "Copy the new values into the weights on the device, weights[i].copy_(...): `weights[i] = ...` "
+            "changes only the list. Small steps need fp32 master weights on the host."
+        ),
+        "nearly": "Betas 0.9 and 0.999, weight decay 0.01, and moments in fp32.",
+        "far off": (
+            "In the first step make the master weights, a copy of the weights on the host in fp32, and keep them "
+            "in `state`; count the steps for Adam's correction."
+        ),
+        "around": "Only memories.to_host and memories.to_device cross.",
+        "much down": "Send the gradient down as it is, in bf16, and widen it on the host; states stay there.",
+        "much up": "Round the new master weights to bf16 on the host, and send those up; nothing else.",
+    },
     why="The update needs gradients, masters and moments, and no activation. "
     "So it can run where memory is cheap, as long as weights come back in time.",
     forbidden=("labs_utils", "deepspeed", "torch.optim"),

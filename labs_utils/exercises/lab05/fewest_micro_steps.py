@@ -61,15 +61,17 @@ def compare_count(situation: dict, got: Any, truth: int) -> Mark:
     if got == expected and type(got) is type(expected):
         return AS_EXPECTED
     if expected is None:
-        return Mark(0.0, f"no number of micro-steps is enough here, got {got!r}: what is added in each of them?"[:200])
+        return Mark(
+            0.0, f"no number of micro-steps is enough here, got {got!r}: what is added in each of them?"[:200], "none"
+        )
     if got is None:
         question = "can one be enough where more are not?"
-        return Mark(0.0, f"{expected:,} micro-steps are enough here, got None: {question}")
+        return Mark(0.0, f"{expected:,} micro-steps are enough here, got None: {question}", "some")
     if type(got) is not int:
         return Mark(0.0, f"expected a whole number of micro-steps, got {got!r}"[:200])
     if got > expected:
-        return Mark(0.0, f"{got:,} micro-steps keep the bound, but so do {expected:,}")
-    return Mark(0.0, f"expected {expected:,} micro-steps, got {got:,}: that is still too slow")
+        return Mark(0.0, f"{got:,} micro-steps keep the bound, but so do {expected:,}", "too many")
+    return Mark(0.0, f"expected {expected:,} micro-steps, got {got:,}: that is still too slow", "too few")
 
 
 EXERCISE = exercise_of_situations(
@@ -81,10 +83,18 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(*(situation[key] for key in ("micro", "update", "each", "once", "bound"))),
     truth=lambda situation: added_up(**situation),
     compare=compare_count,
-    hints=(
-        "Both steps are straight lines in the number of micro-steps: where is one `bound` times the other?",
-        "Round up to a whole number, at least 1. If `each` is too much for the bound, there is no such number.",
-    ),
+    hints={
+        "none": (
+            "If `each` is as much as the bound allows or more, no number of micro-steps helps: unless one is "
+            "enough already, the answer is None."
+        ),
+        "some": "One micro-step can be enough where more are not: look at what is missing before you divide.",
+        "too many": (
+            "Both steps are straight lines in the number of micro-steps: where is one `bound` times the other? At "
+            "least 1."
+        ),
+        "too few": "Round up to a whole number; the update is part of both steps.",
+    },
     why="The cost of offload is paid once a step. More micro-steps divide it, until it is the share that you allow.",
     forbidden=("labs_utils",),
 )

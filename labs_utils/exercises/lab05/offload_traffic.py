@@ -41,7 +41,11 @@ def compare_traffic(situation: dict, got: Any, truth: dict) -> Mark:
     """Half for each direction."""
     mark = close(situation, got, truth, rel=BYTES_TOLERANCE)
     wrong = mark.sentence.partition(":")[0]
-    return mark._replace(sentence=f"{mark.sentence}: {QUESTIONS[wrong]}") if wrong in QUESTIONS else mark
+    if wrong not in QUESTIONS:
+        return mark
+    few = type(got[wrong]) in (int, float) and got[wrong] < truth[wrong]
+    cause = f"{wrong} too {'little' if few else 'much'}"
+    return mark._replace(sentence=f"{mark.sentence}: {QUESTIONS[wrong]}", cause=cause)
 
 
 EXERCISE = exercise_of_situations(
@@ -55,11 +59,18 @@ EXERCISE = exercise_of_situations(
     ),
     truth=counted_traffic,
     compare=compare_traffic,
-    hints=(
-        "Each rank moves only its part. In a step with one micro-step: gradients in fp32 down, weights in bf16 up.",
-        "Stage 1 has all gradients on the GPU until the last micro-step, so accumulation changes nothing.",
-        "Stage 2 with several micro-steps sends its sum down in bf16 after each, and gets it up in each but the first.",
-    ),
+    hints={
+        "down too little": (
+            "In a step with one micro-step gradients go down in fp32. At stage 2 with several, the sum goes down "
+            "in bf16 after each micro-step, too."
+        ),
+        "down too much": (
+            "Each rank moves only its part. Stage 1 has all gradients on the GPU until the last micro-step, so "
+            "accumulation changes nothing there."
+        ),
+        "up too little": "At stage 2 the sum comes up again in every micro-step but the first, to be added to.",
+        "up too much": "After the update only new weights come up, in bf16, each rank's part.",
+    },
     why="A rank sends the gradients of its share down and gets new weights back, once a step. "
     "Only stage 2 adds gradients up on the host, and pays again at each micro-step.",
     forbidden=("labs_utils", "deepspeed", "moved_bytes", "offload_seconds", "estimate", "launch"),

@@ -6,7 +6,7 @@ import heapq
 from typing import Any
 
 from labs_utils.exercises.contract import Mark
-from labs_utils.exercises.marking import AS_EXPECTED, exercise_of_situations
+from labs_utils.exercises.marking import AS_EXPECTED, exercise_of_situations, with_cause
 
 SECONDS_TOLERANCE = 1e-6
 
@@ -52,15 +52,32 @@ def played_seconds(forward: float, backward: list[float], numels: list[int], lin
     return now
 
 
+def mistakes_at(situation: dict, truth: float) -> dict[str, float]:
+    """What some mistakes would give, by their cause."""
+    numel, link = sum(situation["numels"]), situation["link"]
+    computed = situation["forward"] + sum(situation["backward"])
+    return {
+        "no way up": truth - 2 * numel / link,
+        "added up": computed + 4 * numel / link + numel / situation["adam"],
+        "all hidden": computed + numel / situation["adam"],
+    }
+
+
 def compare_seconds(situation: dict, got: Any, truth: float) -> Mark:
     """Right to rounding, or which of two rules is likely broken."""
     if type(got) not in (int, float):
         return Mark(0.0, f"expected seconds, got {got!r}"[:200])
     if abs(got - truth) <= SECONDS_TOLERANCE * truth:
         return AS_EXPECTED
+    early = got < truth
     too_few = "what can't begin before something else has ended?"
     too_many = "what goes on while something else does?"
-    return Mark(0.0, f"expected {truth:.6g} s, got {got:.6g} s: {too_few if got < truth else too_many}")
+    mark = Mark(
+        0.0,
+        f"expected {truth:.6g} s, got {got:.6g} s: {too_few if early else too_many}",
+        "too early" if early else "too late",
+    )
+    return with_cause(mark, got, mistakes_at(situation, truth), rel=SECONDS_TOLERANCE)
 
 
 EXERCISE = exercise_of_situations(
@@ -72,11 +89,19 @@ EXERCISE = exercise_of_situations(
     call=lambda fn, situation: fn(*(situation[key] for key in ("forward", "backward", "numels", "link", "adam"))),
     truth=lambda situation: played_seconds(**situation),
     compare=compare_seconds,
-    hints=(
-        "Keep two times: when backward has made the gradient, and when the link has sent the one before.",
-        "A gradient begins its way at the later of the two.",
-        "After the last has arrived: Adam over all parameters, then all weights up.",
-    ),
+    hints={
+        "no way up": "After Adam all new weights go up, 2 bytes each, and the step ends when they are there.",
+        "added up": (
+            "A gradient is sent while the next ones are computed: keep two times, when backward has made it, and "
+            "when the link has sent the one before."
+        ),
+        "all hidden": "Not all of it is hidden: the last gradient is sent after backward has ended.",
+        "too early": "A gradient begins its way at the later of two times: when it is made, and when the link is free.",
+        "too late": (
+            "After the last gradient has arrived: Adam over all parameters, then all weights up. Gradients cross "
+            "in bf16, 2 bytes each."
+        ),
+    },
     why="Sending overlaps with backward, so it ends at the later of two times. "
     "What can't overlap is added: Adam on the CPU, and the weights' way back.",
     forbidden=("labs_utils",),
