@@ -18,7 +18,7 @@ def test_replicated_moments_are_beyond_the_judges_cap_and_parts_are_far_below(se
 @pytest.mark.parametrize("seed", range(20))
 def test_cards_are_never_close_to_a_boundary(seed):
     for card in lowest_stage.draw_cards(np.random.default_rng(seed)).values():
-        room = card["memory_bytes"] - card["other_bytes"]
+        room, counters = card["memory_bytes"] - card["other_bytes"], 4 * len(card["numels"])  # Adam's, of steps
         for stage in STAGES:
             need = bytes_at(stage, card["world_size"]) * sum(card["numels"])
-            assert abs(room / need - 1) > 0.02
+            assert abs(room - need) > 50 * counters
