@@ -108,7 +108,7 @@ def test_no_oracle_is_in_the_students_process(way):
 
 
 @needs_landlock
-@pytest.mark.parametrize("way", ON_DISK)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * ("process" in way)) for way in ON_DISK])
 def test_no_oracle_and_no_solution_can_be_read(way):
     assert works_in_the_open(ON_DISK[way])
     assert judged(ON_DISK[way]).score == 0
