@@ -10,7 +10,7 @@ HINTED = {
     },
     "lab05.fewest_micro_steps": {
         "rounds_down": "too few",
-        "always_has_an_answer": "none",
+        "says_one_where_none_is_enough": "none",
         "goes_one_beyond": "too many",
         "gives_up_if_each_is_too_much": "some",
     },

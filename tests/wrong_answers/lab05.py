@@ -194,6 +194,10 @@ def fewest_micro_steps__forgets_what_each_adds(micro, update, each, once, bound)
     return _count(once - bound * update, (bound - 1) * micro)
 
 
+def fewest_micro_steps__says_one_where_none_is_enough(micro, update, each, once, bound):
+    return _count(once - bound * update, (bound - 1) * micro - each) or 1
+
+
 def fewest_micro_steps__rounds_down(micro, update, each, once, bound):
     gained = (bound - 1) * micro - each
     return max(1, int((once - bound * update) / gained)) if gained > 0 else None

@@ -11,7 +11,7 @@ MOST_MICRO_STEPS = 10**5
 
 
 def draw_bounds(rng) -> dict:
-    """Bounds that are met at once, after some micro-steps, exactly, after many, only at first, and never.
+    """Bounds that are met at once, after some micro-steps, after many, only at first, exactly, and never.
 
     Updates are as long as micro-steps, so that what they do to the bound shows. `later`: by how many micro-steps' time
     the offloaded update is above the bound on the other. Where it is below, one micro-step is enough, and more may not
@@ -32,10 +32,21 @@ def draw_bounds(rng) -> dict:
         bounds[name] = {
             "micro": micro, "update": update, "each": each * micro, "once": once, "bound": bound
         }  # fmt: skip
-    for name, each in {"exactly": 0.0, "exactly, more each time": 0.5}.items():  # no rounding: all in powers of two
+    return bounds | draw_exact_bounds(rng)
+
+
+def draw_exact_bounds(rng) -> dict:
+    """Bounds that are met to the last bit, all in powers of two; and one that micro-steps never come nearer to."""
+    bounds = {}
+    for name, each, late in (
+        ("exactly", 0.0, int(rng.integers(2, 9))),
+        ("exactly, more each time", 0.5, int(rng.integers(2, 9)) / 2),
+        ("exactly, only at first", 1.5, -0.5),
+        ("nothing gained", 1.0, int(rng.integers(1, 9))),
+    ):
         micro = 2.0 ** int(rng.integers(-2, 2))
         update = micro * int(rng.integers(3, 7)) / 2
-        once = 2 * update + int(rng.integers(2, 9)) * (1 - each) * micro
+        once = 2 * update + late * micro
         bounds[name] = {"micro": micro, "update": update, "each": each * micro, "once": once, "bound": 2.0}
     return bounds
 

@@ -22,7 +22,8 @@ def draw_steps(rng) -> dict:
         ("stage 1", 1, 1),
         ("stage 1, accumulated", 1, int(rng.integers(2, 6))),
         ("stage 2", 2, 1),
-        ("stage 2, accumulated", 2, int(rng.integers(2, 6))),
+        ("stage 2, two micro-steps", 2, 2),
+        ("stage 2, accumulated", 2, int(rng.integers(3, 6))),
     ):
         ranks = int(rng.integers(2, 9))
         numels = [2 * int(rng.integers(100, 900))] * (ranks * int(rng.integers(1, 4)))
