@@ -10,6 +10,7 @@ from places import ROOT
 from labs_utils.exercises import confine, find, grade
 from labs_utils.exercises.judge import judge
 
+pytestmark = pytest.mark.slow  # `test_judge` has the quick part
 SEED = 77
 EXERCISE, ORACLE = "lab01.state_bytes", "labs_utils.exercises.lab01.state_bytes"
 HEAD = "def state_bytes(parameters, recipe):\n"
@@ -108,7 +109,7 @@ def test_no_oracle_is_in_the_students_process(way):
 
 
 @needs_landlock
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * ("process" in way)) for way in ON_DISK])
+@pytest.mark.parametrize("way", ON_DISK)
 def test_no_oracle_and_no_solution_can_be_read(way):
     assert works_in_the_open(ON_DISK[way])
     assert judged(ON_DISK[way]).score == 0
