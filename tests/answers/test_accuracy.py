@@ -14,6 +14,7 @@ def found():
     return errors_by_group(H200, with_dry_run=False)
 
 
+@pytest.mark.slow
 def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leave_activations_out(found):
     everything = found["all"]
     assert everything["estimate"].median_percent <= 0.2 and everything["estimate"].largest_percent <= 1  # the targets
@@ -22,11 +23,13 @@ def test_the_estimate_is_far_closer_to_the_recordings_than_calculators_that_leav
     assert everything["estimate"].count == sum(covered) > 0.95 * len(covered)
 
 
+@pytest.mark.slow
 def test_the_step_time_is_within_its_target(found):
     everything = found["all"][STEP_TIME]
     assert everything.median_percent <= 20 and everything.count > 0.9 * found["all"]["estimate"].count
 
 
+@pytest.mark.slow
 def test_every_group_is_within_the_target(found):
     for group, by_method in found.items():
         assert by_method["estimate"] is None or by_method["estimate"].largest_percent <= 1, group
