@@ -32,7 +32,7 @@ test: lint
 
 # The quick part of `test`: no notebook, nothing slow.
 check: lint
-	$(PYTHON) -m pytest -n 2 -m "not slow"
+	$(PYTHON) -m pytest -n 2 -p no:nbmake -m "not slow"
 
 lint: $(INSTALLED)
 	@$(PYTHON) -m ruff check .

@@ -92,9 +92,8 @@ def check_random_runs(seed, count, device, layers, **changes):
         check_agreement(random_run(rng, device, layers, **changes), device)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_estimate_is_the_dry_run(seed):
-    check_random_runs(seed, 10, CPU, layers=2)
+def test_the_estimate_is_the_dry_run():
+    check_random_runs(0, 6, CPU, layers=2)
 
 
 @pytest.mark.slow

@@ -147,6 +147,7 @@ def test_a_full_report_says_what_was_measured_and_what_could_not_be():
     assert "details" not in tables(report_on("H200"))
 
 
+@pytest.mark.slow
 def test_without_a_gpu_only_the_hosts_work_is_measured_in_full(monkeypatch):
     monkeypatch.setattr(host_rates, "HOST_PARAMETERS", 1000)
     found, remarks = step_rates.measured_in_full("cpu", 0.0, 0)

@@ -34,9 +34,7 @@ def test_the_right_source_passes():
     assert judged(RIGHT).outcome == "passed"
 
 
-@pytest.mark.parametrize(
-    "made", ["numpy.float64(mean)", "numpy.array(mean)", "torch.tensor(mean, dtype=torch.float64)"]
-)
+@pytest.mark.parametrize("made", ["numpy.array(mean)", "torch.tensor(mean, dtype=torch.float64)"])
 def test_numbers_of_libraries_count_as_numbers(made):
     source = f"{RIGHT.replace('return', 'mean =')}    import numpy, torch\n    return {made}\n"
     assert judged(source, memory_bytes=4096 * MIB).outcome == "passed"  # importing torch with CUDA takes much

@@ -113,7 +113,7 @@ def test_the_stubs_example_is_the_8b_models():
     assert solution("lab02.policy_bytes")(model, "full", 4096) == 1_073_741_824
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_each_situation_has_its_own_cheapest_policy(seed):
     case = cheapest_policy.draw_limits(np.random.default_rng(seed))
     assert cheapest_policy.EXERCISE.call(solution("lab02.cheapest_policy"), case) == BEST

@@ -65,6 +65,7 @@ def offload_traffic(parameters, stage, world_size, grad_accum):
 """
 
 
+@pytest.mark.slow
 def test_bytes_that_the_course_counts_itself_are_flagged():
     namespace = after("lab05")
     exec(ASKS_THE_COURSE, namespace)
@@ -75,7 +76,9 @@ def test_bytes_that_the_course_counts_itself_are_flagged():
 
 
 @pytest.mark.parametrize("number", [np.float64, lambda value: torch.tensor(value, dtype=torch.float64)])
-@pytest.mark.parametrize("module", [offload_traffic, offloaded_seconds, fewest_micro_steps])
+@pytest.mark.parametrize(
+    "module", [pytest.param(offload_traffic, marks=pytest.mark.slow), offloaded_seconds, fewest_micro_steps]
+)
 def test_numbers_of_numpy_and_torch_are_numbers(module, number):
     solved = solution(module.EXERCISE.id)
 

@@ -120,6 +120,7 @@ def test_sums_on_the_host_have_a_floor_and_sums_on_the_gpu_have_none():
         assert all(point > times(n, zero, 0) for n, point in points.items() if point)
 
 
+@pytest.mark.slow
 def test_the_number_of_tokens_counts_most_and_65536_are_not_enough():
     lab = lab_after_changes("newer-runs")
     big, some, fp32 = lab["big"], lab["some"], lab["FP32"]
@@ -148,6 +149,7 @@ def test_adam_that_works_explains_hardly_anything_of_the_lectures_step():
     assert lab["took"]["16 threads"] < lab["took"]["one thread"] < 0.05 * 74 < 0.4 * 74 < max(lab["took"].values())
 
 
+@pytest.mark.slow
 def test_bf16_states_halve_adams_time_and_superoffload_takes_longer():
     lab = lab_after_changes("newer-runs", "newer-table")
     rows = {row[0]: row[1:] for row in lab["rows"]}

@@ -64,8 +64,7 @@ def test_the_index_gives_each_labs_question_and_time():
 def test_the_index_lists_the_pages_that_are_there_in_order(tmp_path):
     for name in ("02_b.ipynb", "01_a.ipynb", "03_c.ipynb"):
         write(tmp_path, name)
-    for name in ("02_b.ipynb", "01_a.ipynb"):
-        write_handouts([tmp_path / name], tmp_path)
+    write_handouts([tmp_path / "02_b.ipynb", tmp_path / "01_a.ipynb"], tmp_path)
     html = (tmp_path / "index.html").read_text("utf-8")
     assert 0 < html.index("01_a.html") < html.index("02_b.html") and "03_c" not in html
 

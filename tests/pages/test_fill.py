@@ -105,6 +105,7 @@ def checks(notebook):
     return [cell for cell in notebook.cells if "check" in cell.metadata.get("labs", {})]
 
 
+@pytest.mark.slow
 def test_in_a_kernel_stubs_are_not_attempted_and_solutions_pass(notebook, solved):
     where = {"metadata": {"path": str(TOY / "notebooks")}}
     stubbed = NotebookClient(fill(notebook, {}, short=True), resources=where).execute()

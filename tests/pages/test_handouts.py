@@ -279,6 +279,7 @@ def last_line(process: subprocess.CompletedProcess) -> str:
     return process.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_failing_cell_is_one_sentence_and_leaves_no_page(tmp_path):
     cells = [new_markdown_cell("# T"), new_code_cell("# why\nimport os"), new_code_cell("x = 1\nprint(x)\n1 / 0")]
     nbformat.write(new_notebook(cells=cells), tmp_path / "01_bad.ipynb")

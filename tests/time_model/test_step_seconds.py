@@ -37,17 +37,20 @@ def median_size(errors):
     return statistics.median(abs(error) for error in errors)
 
 
+@pytest.mark.slow
 def test_the_median_error_is_within_the_target_over_all_recorded_runs(errors):
     timed = [row for row in recorded() if row.outcome == "ok" and row.step_seconds]
     assert len(timed) >= len(errors) > 0.95 * len(timed) > 150  # Adam in 8 bits has no rate yet
     assert median_size(error for _, error in errors) <= MOST_MEDIAN
 
 
+@pytest.mark.slow
 def test_the_median_error_is_within_the_target_over_runs_of_ddp_and_deepspeed(errors):
     distributed = [error for run, error in errors if run.engine != "torch"]
     assert len(distributed) > 50 and median_size(distributed) <= MOST_MEDIAN
 
 
+@pytest.mark.slow
 def test_runs_that_offload_are_within_the_target(errors):
     offloaded = [error for run, error in errors if run.offload != "none"]
     assert len(offloaded) > 15 and median_size(offloaded) <= 2 * MOST_MEDIAN
@@ -67,6 +70,7 @@ def test_offload_adds_what_the_host_does_while_the_gpu_waits():
     assert offloaded["optimizer"] > 10 * plain["optimizer"] and offloaded["copies"] > plain["copies"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 def test_no_stage_is_far_off(errors, stage):
     found = [error for run, error in errors if run.engine == "deepspeed" and run.zero_stage == stage]

@@ -65,6 +65,7 @@ def test_what_cannot_be_is_refused(workers, port, reason):
         launch(WORKER, {"ranks": []}, workers, port=port)
 
 
+@pytest.mark.slow
 def test_each_rank_returns_its_result_and_the_cores_are_shared():
     told = []
     results = scripted("answer", "answer", show=told.append)
@@ -78,9 +79,8 @@ def test_ranks_reach_each_other():
     assert scripted("add_up", "add_up", "add_up") == [{"total": 6}] * 3
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "raises")) for case in FAILURES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAILURES)
 def test_a_rank_that(case):
     ranks, outcome, sentence = FAILURES[case]
     begun = []
