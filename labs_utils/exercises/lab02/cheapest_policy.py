@@ -120,12 +120,16 @@ class CountingTracker(MemoryTracker):
             self.flops += formula(*args)
 
 
-# torch counts its fused kernels for GPUs, and leaves the CPU's out: two products, no half for causal.
-FORMULAS = flop_registry | {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_: sdpa_flop_count(
-        q.shape, k.shape, v.shape
-    )
-}
+def attention_flops(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *_) -> int:
+    """FLOPs of the CPU's fused attention, which torch doesn't count: two products, no half for causal.
+
+    Query heads that share a key head multiply by it each; `sdpa_flop_count` of torch 2.11 asks for equal numbers.
+    """
+    each_head = [(*queries.shape[:2], *shared.shape[2:]) for shared in (keys, values)]
+    return sdpa_flop_count(queries.shape, *each_head)
+
+
+FORMULAS = flop_registry | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
 
 
 def compare_policy(situation: dict, got: Any, truth: dict) -> Mark:
