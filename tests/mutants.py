@@ -39,6 +39,7 @@ DROPPED = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.BitOr, ast.Bit
 OTHER_NAME = {"min": "max", "max": "min", "any": "all", "all": "any"}
 LOOKED_UP = ("get", "startswith", "endswith", "removeprefix")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+GUARDS = {"strict"}  # keywords that change nothing as long as all goes well
 NOT_RUN = {"annotation", "returns", "decorator_list", "bases", "type_params"}
 
 
@@ -78,7 +79,7 @@ def changeable(node: ast.AST) -> Iterator[ast.AST]:
     for name, value in ast.iter_fields(node):
         if name not in NOT_RUN and not (name == "keywords" and isinstance(node, ast.ClassDef)):
             for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
+                if isinstance(child, ast.AST) and getattr(child, "arg", "") not in GUARDS:
                     yield from changeable(child)
 
 
@@ -168,8 +169,9 @@ def call(node: ast.Call) -> Iterator[ast.AST]:
     name = getattr(node.func, "id", "")
     if name in OTHER_NAME:
         yield with_changed(node, lambda n: setattr(n.func, "id", OTHER_NAME[name]))
-    for place in range(len(node.keywords)):
-        yield with_changed(node, lambda n: n.keywords.pop(place))  # noqa: B023
+    for place, keyword in enumerate(node.keywords):
+        if keyword.arg not in GUARDS:
+            yield with_changed(node, lambda n: n.keywords.pop(place))  # noqa: B023
     if len(node.args) > 1:
         yield with_changed(node, lambda n: n.args.pop())
     for place in range(len(node.args) - 1):

@@ -49,10 +49,10 @@ def best_of_each_phase(run):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_run_peaks_in_each_phase_by_a_clear_margin(seed, monkeypatch):
+def test_runs_peak_in_each_phase_by_a_clear_margin(seed, monkeypatch):
     monkeypatch.setattr(peak, "layer_saved_bytes", solution("lab01.saved_bytes"))  # quicker, and the same
     runs = peak.draw_runs(np.random.default_rng(seed))
-    for run, phase in zip(runs.values(), ("loss", "layer", "end"), strict=True):
+    for run, phase in zip(runs.values(), ("loss", "layer", "layer", "layer", "end"), strict=True):
         best = best_of_each_phase(run)
         answer = solution("lab01.peak")(run)
         assert answer["phase"] == phase == max(best, key=best.get)

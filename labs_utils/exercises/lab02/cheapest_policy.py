@@ -27,8 +27,8 @@ def draw_limits(rng) -> dict:
     What few tokens are depends on the model: by its layers or its hidden size, "few" are more here than "many".
     """
     larger = ({"layers": 5}, {"hidden": 96})[int(rng.integers(2))]
-    short = draw_run(rng, crossover=rng.uniform(0.89, 0.95), micro_batch=2, **larger)
-    long = draw_run(rng, crossover=rng.uniform(1.05, 1.11), micro_batch=8)
+    short = draw_run(rng, crossover=rng.uniform(0.94, 0.97), kv_heads=1, micro_batch=2, **larger)
+    long = draw_run(rng, crossover=rng.uniform(1.015, 1.022), kv_heads=2, micro_batch=8)
     return {
         "few tokens, room for all": limited(short, "none", 1.2),
         "few tokens, a little short": limited(short, "keep-matmul-attention", "none"),
@@ -39,13 +39,13 @@ def draw_limits(rng) -> dict:
     }
 
 
-def draw_run(rng, crossover: float, layers: int = 3, hidden: int = 64, *, micro_batch: int) -> dict:
+def draw_run(rng, crossover: float, layers: int = 3, hidden: int = 64, *, kv_heads: int, micro_batch: int) -> dict:
     """A tiny run with wide attention, so that half of the layers keep clearly less than all matrix products do.
 
     `crossover` says how many tokens there are, as a factor of the sequence length at which half of an odd number of
     layers cost as much as all without attention.
     """
-    kv_heads, group = int(rng.integers(2, 4)), int(rng.integers(3, 5))
+    group = int(rng.integers(4, 6))
     queries, keys = 32 * kv_heads * group, 32 * kv_heads
     mlp = 2 * queries + 16 * int(rng.integers(-1, 2))
     model = {

@@ -18,9 +18,10 @@ SHORT_ENDS = ((35, 1), (40, 1), (45, 1), (30, 2), (33, 2), (44, 2), (39, 3), (42
 
 
 def draw_stacks(rng) -> dict:
-    """Layers that keep little more than their input, several times as much, and as much as a Llama's."""
+    """Layers that keep hardly anything, a little more than their input, several times it, and as much as a Llama's."""
     layers, times = SHORT_ENDS[int(rng.integers(len(SHORT_ENDS)))]
     return {
+        "layers that keep hardly anything": draw_stack(rng, int(rng.integers(3, 9)), 1 / 64),
         "layers that keep little": draw_stack(rng, layers, times),
         "a prime number of layers": draw_stack(rng, int(rng.choice([31, 37, 41, 43])), int(rng.integers(1, 5))),
         "layers that keep more": draw_stack(rng, int(rng.integers(22, 30)), int(rng.integers(5, 9))),
@@ -28,10 +29,10 @@ def draw_stacks(rng) -> dict:
     }
 
 
-def draw_stack(rng, layers: int, times: int) -> dict[str, int]:
+def draw_stack(rng, layers: int, times: float) -> dict[str, int]:
     """Layers that keep so many times their input."""
     input_bytes = 1024 * int(rng.integers(1, 9))
-    return {"layers": layers, "input_bytes": input_bytes, "layer_bytes": times * input_bytes}
+    return {"layers": layers, "input_bytes": input_bytes, "layer_bytes": int(times * input_bytes)}
 
 
 @cache

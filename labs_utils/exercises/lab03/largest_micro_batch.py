@@ -21,9 +21,10 @@ UNESTIMATED_BYTES = 64  # tensors of one number, which a tracked peak has and an
 
 
 def draw_searches(rng) -> dict:
-    """A device that many sequences fit on to the last byte, one that just one fits on, and one too small for any."""
+    """Devices that many sequences fit on to the last byte, a power of two too, that one fits on, and none."""
     return {
         "many fit": draw_search(rng, int(rng.integers(65, 110))),
+        "a power of two fits": draw_search(rng, 2 ** int(rng.integers(3, 6))),
         "one fits": draw_search(rng, 1),
         "none fits": draw_search(rng, 0),
     }

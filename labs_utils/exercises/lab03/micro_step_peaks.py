@@ -31,14 +31,14 @@ def draw_runs(rng) -> dict:
 def draw_sharp(rng) -> dict:
     """A recording that no run made: the moments at which gradients are made stand out from those around them.
 
-    The larger the gradient, the less there is of everything else.
+    The larger the gradient, the less there is of everything else. The last moment makes one, too.
     """
     made = [1000 * int(n) + int(rng.integers(1000)) for n in rng.permutation([100, 130, 160, 190, 220])]
     rest, gradients = [int(rng.integers(100_000, 300_000))], [0]
     for anew in made:
         rest += [int(rng.integers(900_000, 920_000)) - anew // 2, int(rng.integers(100_000, 300_000))]
         gradients += [gradients[-1] + anew, gradients[-1] + anew]
-    return {"run": {"grad_accum": int(rng.integers(3, 6))}, "gradients": gradients, "rest": rest}
+    return {"run": {"grad_accum": int(rng.integers(3, 6))}, "gradients": gradients[:-1], "rest": rest[:-1]}
 
 
 def draw_run(rng, width: int, vocab_size: int, **settings) -> dict:

@@ -40,8 +40,12 @@ def draw_trainings(rng) -> dict:
             "steps": 1,
         },
     }
-    defaults = {"gradient_scale": 1.0, "groups": 1, "steps": 4, "lr": 0.01}
-    return {name: {"seed": int(rng.integers(2**31)), **defaults, **training} for name, training in trainings.items()}
+    defaults = {"gradient_scale": 1.0, "groups": 1, "steps": 4}
+    rates = rng.permutation([0.001, 0.003, 0.01, 0.02, 0.03, 0.05])
+    return {
+        name: {"seed": int(rng.integers(2**31)), "lr": float(lr), **defaults, **training}
+        for (name, training), lr in zip(trainings.items(), rates, strict=True)
+    }
 
 
 def numbers(seed: int, numel: int) -> torch.Tensor:
