@@ -21,7 +21,6 @@ from labs_utils.exercises.marking import result_of
 from labs_utils.exercises.plain import NotPlain, plain
 from labs_utils.figures.display import is_first
 
-CASES = 4
 PUBLIC_SEED = 2026
 CHECK_SECONDS, AGAIN_SECONDS = 60.0, 1.0  # a check may take; and until it is interrupted again
 MOST_CHARACTERS = 600  # of a message
@@ -107,9 +106,9 @@ def _brief(case: Any) -> str:
     return repr(case)[:200]
 
 
-def grade(exercise: Exercise, fn: Callable, rng: np.random.Generator, cases: int = CASES) -> Result:
-    """Grade `fn` in this process on `cases` cases drawn with `rng`; no cap on memory or time."""
-    drawn = draw_cases(exercise, rng, cases)
+def grade(exercise: Exercise, fn: Callable, rng: np.random.Generator, cases: int | None = None) -> Result:
+    """Grade `fn` in this process on `cases` cases drawn with `rng`, by default the exercise's; no cap is there."""
+    drawn = draw_cases(exercise, rng, cases or exercise.cases)
     attempts = [attempt(exercise.call, fn, plain(case)) for case in drawn]
     answered = [tried.outcome == "answered" for tried in attempts]
     truths = [truth_of(exercise, case) if there else None for case, there in zip(drawn, answered, strict=True)]

@@ -33,6 +33,7 @@ class Exercise:
     `hints` has a sentence for each cause that `compare` names in a `Mark`: what a student who made it should look at.
     `minutes` and `difficulty` ("easy", "medium", "hard") are for the student to plan by, and `why` is two sentences on
     why it works, shown when it passes.
+    An answer is tried on so many `cases`: fewer where one is of several situations that take long.
     Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
     """
 
@@ -47,6 +48,7 @@ class Exercise:
     hints: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     forbidden: tuple[str, ...] = ()
+    cases: int = 4
 
     @property
     def function_name(self) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labs_utils.exercises.attempts import CASES, paper_of
+from labs_utils.exercises.attempts import paper_of
 from labs_utils.exercises.contract import PACKAGE, Attempt, Paper, Result, find
 from labs_utils.exercises.forbidden import MOST_CHARACTERS, forbidden_uses
 from labs_utils.exercises.marking import STOPPED, result_of
@@ -40,13 +40,13 @@ def judge(
     source: str,
     *,
     seed: int,
-    cases: int = CASES,
+    cases: int | None = None,
     memory_bytes: int = MEMORY_BYTES,
     seconds: float = 60.0,
     setup: str = "",
     package: str = PACKAGE,
 ) -> Result:
-    """Grade the source of a student's cell on `cases` fresh cases drawn from `seed`.
+    """Grade the source of a student's cell on `cases` fresh cases drawn from `seed`, by default the exercise's number.
 
     `memory_bytes` is what the student's code and `call` may take beyond the interpreter, the libraries that the
     exercise's module imports, and the cases; torch itself takes up to 96 MiB of it at its first optimizer step,
@@ -60,21 +60,22 @@ def judge(
     paper = set_paper(exercise_id, seed, cases, package)
     if len(source) > MOST_CHARACTERS:
         return Result(0.0, "crash", f"The cell has {len(source):,} characters; at most {MOST_CHARACTERS:,} are run.")
-    caps = {"cases": cases, "memory_bytes": memory_bytes, "seconds": seconds}
+    caps = {"cases": len(paper.cases), "memory_bytes": memory_bytes, "seconds": seconds}
     with _folder() as folder:
         (folder / "answer.py").write_text(source, "utf-8", errors="replace")
         for index, case in enumerate(paper.cases):
             save(case, folder / f"case-{index}")
         with _parent(package, exercise_id, setup) as parent:
             ending = parent.run({"exercise_id": exercise_id, "folder": str(folder), **caps})
-        attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(cases)]
+        attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(len(paper.cases))]
     return result_of(paper, attempts, forbidden_uses(paper.exercise, source))
 
 
 @lru_cache(MOST_PAPERS)
-def set_paper(exercise_id: str, seed: int, cases: int = CASES, package: str = PACKAGE) -> Paper:
+def set_paper(exercise_id: str, seed: int, cases: int | None = None, package: str = PACKAGE) -> Paper:
     """The cases of one seed and their truths: made once for all who are judged by it, before any of their code runs."""
-    return paper_of(find(exercise_id, package), np.random.default_rng(seed), cases)
+    exercise = find(exercise_id, package)
+    return paper_of(exercise, np.random.default_rng(seed), cases or exercise.cases)
 
 
 @contextmanager

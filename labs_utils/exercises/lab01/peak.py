@@ -107,6 +107,7 @@ def compare_peak(situation: dict, got: Any, expected: dict) -> Mark:
 
 EXERCISE = exercise_of_situations(
     id="lab01.peak",
+    cases=2,
     points=3,
     minutes=25,
     difficulty="hard",

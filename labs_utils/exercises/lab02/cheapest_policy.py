@@ -155,6 +155,7 @@ def compare_policy(situation: dict, got: Any, truth: dict) -> Mark:
 
 EXERCISE = exercise_of_situations(
     id="lab02.cheapest_policy",
+    cases=2,
     points=3,
     minutes=25,
     difficulty="hard",

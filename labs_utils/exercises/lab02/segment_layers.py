@@ -78,6 +78,7 @@ def compare_size(situation: dict, got: Any, peaks: list) -> Mark:
 
 EXERCISE = exercise_of_situations(
     id="lab02.segment_layers",
+    cases=2,
     points=2,
     minutes=15,
     difficulty="medium",
