@@ -78,7 +78,7 @@ def consequences(report: Report) -> list[tuple[str, str]]:
 
 def _precision(report: Report) -> str:
     if not report.machine.is_gpu:
-        return "Small models run live on the CPU, in fp32 or in bf16, which a CPU computes correctly and often slowly."
+        return "Small models run live on the CPU, in fp32 or in bf16; bf16 is slow where the CPU has no units for it."
     if report.has_bf16:
         return "In 16 bits, live runs on the GPU use bf16."
     build = "; it needs a CUDA 12 build of torch (README)" if report.machine.compute_capability < OLD_CAPABILITY else ""
@@ -87,7 +87,7 @@ def _precision(report: Report) -> str:
 
 def _memory(report: Report) -> str:
     if not report.machine.is_gpu:
-        return "A small model runs live under the tracker; the 8B model is a dry run, and recorded on an H200."
+        return "A small model runs live, its tensors counted; the 8B model is a dry run, and recorded on an H200."
     live = "Real steps of the largest model that fits run live on the GPU, beside the estimates"
     needed_bytes = estimate(Run(model=LLAMA_8B, seq_len=512), H200).peak_bytes
     if report.has_bf16 and needed_bytes < (report.machine.memory_bytes or 0):
