@@ -12,6 +12,7 @@ from test_calibration import with_one_case
 
 from labs_utils.exercises.attempts import grade
 from labs_utils.exercises.contract import labs
+from labs_utils.exercises.judge import judge
 
 SEED = 3
 NUMBERS = {
@@ -55,3 +56,25 @@ def test_a_right_answer_passes_in_every_natural_form(solved):
         if result.score < 1:
             refused[form] = result.message
     assert refused == {}
+
+
+NEWER_COLLECTIVES = {
+    "group.size()": "dist.get_world_size(group)",
+    "group.rank()": "dist.get_rank(group)",
+    "dist.reduce_scatter(mine, list(torch.nn.functional.pad(gradient, (0, padding)).split(share)), group=group)": (
+        "dist.reduce_scatter_tensor(mine, torch.nn.functional.pad(gradient, (0, padding)), group=group)"
+    ),
+    "dist.all_gather(parts, part, group=group)": "dist.all_gather_into_tensor(parts, part, group=group)",
+    "[torch.empty(share) for _ in range(ranks)]": "torch.empty(share * ranks)",
+    "torch.cat(parts)": "parts",
+}
+
+
+@pytest.mark.slow
+def test_collectives_that_take_one_tensor_are_as_good_as_those_that_take_lists():
+    (solved,) = (each for each in SOLVED if each.exercise_id == "lab04.zero1_step")
+    text = solved.text
+    for old, new in NEWER_COLLECTIVES.items():
+        assert old in text
+        text = text.replace(old, new)
+    assert judge(solved.exercise_id, text, seed=SEED, setup=solved.setup).outcome == "passed"
