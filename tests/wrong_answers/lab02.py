@@ -189,6 +189,11 @@ def cheapest_policy__goes_by_the_sequence_length(run, limit_bytes):
     return _first_that_fits(run, limit_bytes, ("none", "keep-matmul-attention", *last, "full"))
 
 
+def cheapest_policy__goes_by_the_micro_batch(run, limit_bytes):
+    last = ("every-2", "keep-attention") if run["micro_batch"] < 7 else ("keep-attention", "every-2")
+    return _first_that_fits(run, limit_bytes, ("none", "keep-matmul-attention", *last, "full"))
+
+
 def cheapest_policy__compares_kept_bytes_with_the_limit(run, limit_bytes):
     model = run["model"]
     one_layer = _one_layer(model)

@@ -17,7 +17,7 @@ PEAK_TOLERANCE = 0.01  # the small terms that the question leaves out: final nor
 
 
 def draw_runs(rng) -> dict:
-    """Five runs: a peak in each place, with and without checkpointing, each term of it more than the tolerance.
+    """Five runs: a peak in each place, with and without checkpointing, nearly each term of it more than the tolerance.
 
     A layer's backward is fullest in the last layer where layers keep more than their gradients take, else in the first.
     Sizes differ from run to run; `vocab` and `tokens` are multiples of the hidden size.

@@ -24,11 +24,13 @@ def draw_limits(rng) -> dict:
     """Six situations: a run and a limit. With few tokens half of the layers are cheaper than all without attention,
     with many it is the other way round.
 
-    What few tokens are depends on the model: by its layers or its hidden size, "few" are more here than "many".
+    What few tokens are depends on the model: by its layers or its hidden size, "few" are more here than "many". Both
+    are so close to where the order turns that every product counts, and their micro-batch and grouping are the same.
     """
+    same = {"kv_heads": int(rng.integers(1, 3)), "micro_batch": int(rng.integers(6, 9))}
     larger = ({"layers": 5}, {"hidden": 96})[int(rng.integers(2))]
-    short = draw_run(rng, crossover=rng.uniform(0.94, 0.97), kv_heads=1, micro_batch=2, **larger)
-    long = draw_run(rng, crossover=rng.uniform(1.015, 1.022), kv_heads=2, micro_batch=8)
+    short = draw_run(rng, crossover=rng.uniform(0.94, 0.97), **same, **larger)
+    long = draw_run(rng, crossover=rng.uniform(1.015, 1.022), **same)
     return {
         "few tokens, room for all": limited(short, "none", 1.2),
         "few tokens, a little short": limited(short, "keep-matmul-attention", "none"),
