@@ -26,9 +26,9 @@ handouts/%.html: notebooks/%.ipynb $(COURSE) $(INSTALLED)
 handouts-staff/%.staff.html: notebooks/%.ipynb $(COURSE) $(wildcard solutions/*.py) $(INSTALLED)
 	@$(PYTHON) -m labs_utils.cli handouts $< --staff --out handouts-staff
 
-# A file's tests stay on one worker: they share what takes long, such as a launch.
+# A file's tests stay on one worker: they share what takes long, such as a launch. Files keep conftest's order.
 test: lint
-	$(PYTHON) -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=600 tests notebooks
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --nbmake --nbmake-timeout=600 tests notebooks
 
 # The quick part of `test`: no notebook, nothing slow.
 check: lint
