@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
+
+from labs_utils.nvml import ask_driver, first_gpu
 
 COURSE = Path(__file__).resolve().parents[1]
 FETCHED_INTO = "fetched-course"  # the folder beside a notebook into which its first cell unpacks the course
@@ -17,11 +20,13 @@ FETCHED_INTO = "fetched-course"  # the folder beside a notebook into which its f
 def set_up(lab: str) -> None:
     """Install the course and what a lab needs besides, if the notebook has fetched the course; keep its torch.
 
-    `lab` is an extra of the package, such as "lab04". In a clone nothing is done, nor is anything done twice.
+    `lab` is an extra of the package, such as "lab04". In a clone nothing is installed, nor is anything installed twice.
+    Where there is no GPU, Triton is told to interpret its kernels: it asks that as it is imported, often by others.
 
     Raises:
         SystemExit: one sentence, if pip can't install that beside the torch that is there, or the kernel must restart.
     """
+    interpret_kernels_without_gpu()
     if COURSE.parent != Path(FETCHED_INTO).resolve() or not missing(lab):
         return
     print(f"Installing what {lab} needs, once. It takes a minute or two, and torch stays as it is.")
@@ -29,6 +34,12 @@ def set_up(lab: str) -> None:
     importlib.invalidate_caches()
     if left := missing(lab):
         sys.exit(f"Installed, but this kernel doesn't see {', '.join(left)} yet: restart it and run this cell again.")
+
+
+def interpret_kernels_without_gpu() -> None:
+    """Set what Triton asks as it is imported, unless it is set."""
+    if ask_driver(first_gpu) is None:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def missing(lab: str) -> list[str]:

@@ -3,9 +3,12 @@
 import os
 
 from labs_utils.device import usable_cores
+from labs_utils.lone_notebook import interpret_kernels_without_gpu
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // WORKERS))  # read as torch is imported, here or in children
+
+interpret_kernels_without_gpu()
 
 
 def pytest_collection_modifyitems(items):
