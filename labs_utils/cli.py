@@ -74,6 +74,7 @@ def measure(
 @app.command()
 def doctor(
     full: Annotated[bool, typer.Option("--full", help="Measure what a step's time is made of: some minutes.")] = False,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="With --full: parts whose name contains it.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Say what this machine can do: rates measured, packages tried, and what each lab shows on it."""
@@ -81,7 +82,7 @@ def doctor(
     from labs_utils.doctor.findings import print_tables
     from labs_utils.doctor.operator_rates import measured_in_full
 
-    report = examined(measure_in_full=measured_in_full) if full else examined()
+    report = examined(measure_in_full=partial(measured_in_full, only=only)) if full or only else examined()
     typer.echo(report.model_dump_json()) if as_json else print_tables(report)
 
 

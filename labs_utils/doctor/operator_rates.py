@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from labs_utils.doctor.attention_rates import ways_to_attend
 from labs_utils.doctor.machine_rates import COPIED_BYTES, Measured, Rate, fp32_products_in, types_for
 from labs_utils.doctor.rank_rates import collectives, host_alone, host_of_all_ranks, host_of_engines
-from labs_utils.profiling.timing import Spread, time_calls
+from labs_utils.profiling.timing import back_to_back, time_calls
 from labs_utils.run import Run
 from labs_utils.time_model import subjects
 
-WINDOWS, WINDOW_SECONDS, MOST_CALLS = 3, 0.03, 50
-LEAD_SIZE, LEAD_CALLS = 8192, 10  # products that keep the GPU busy while the calls to be timed are queued
 CUBES = (512, 1024, 2048, 4096, 8192)
 LINEARS = (
     (512, 4096, 4096), (512, 14336, 4096), (512, 128256, 4096), (1024, 8192, 2048), (2048, 512, 2048),
@@ -31,10 +30,11 @@ ADAM_TENSORS, ADAM_ROWS = 16, 4096
 Section = Callable[[], Iterator[Measured]]
 
 
-def measured_in_full(device: str, capability: float, gpus: int) -> tuple[list[Measured], list[str]]:
-    """Everything that can be measured on "cpu" or "cuda", and a sentence for each part that can't."""
+def measured_in_full(device: str, capability: float, gpus: int, only: str = "") -> tuple[list[Measured], list[str]]:
+    """What can be measured on "cpu" or "cuda", of parts named with `only`; and a sentence for each that can't."""
     rates, remarks = [], []
-    for name, section in sections(device, capability, gpus).items():
+    parts = sections(device, capability, gpus)
+    for name, section in ((name, parts[name]) for name in parts if only in name):
         try:
             rates.extend(section())
         except Exception as error:  # whatever it is, the other parts are measured
@@ -57,6 +57,7 @@ def sections(device: str, capability: float, gpus: int) -> dict[str, Section]:
         **{f"products in {name}": partial(products, name, CUBES) for name in types},
         "linear layers": partial(linears, half),
         **{f"{kernel} attention": partial(attention, kernel, half) for kernel in ("flash", "cudnn", "efficient")},
+        "ways to attend": partial(ways_to_attend, half),
         "passes over memory": partial(passes, half),
     }
     optimizers = [(name, half) for name in ("adamw", "adamw-foreach", "adamw-loop", "sgd", "adamw-8bit")]
@@ -76,30 +77,6 @@ def dtype(name: str):
     import torch
 
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[name]
-
-
-def back_to_back(work: Callable[[], object]) -> Spread:
-    """Seconds that a call takes the GPU when the next ones wait for it there: launching is left out."""
-    import torch
-
-    lead = torch.randn(LEAD_SIZE, LEAD_SIZE, device="cuda", dtype=torch.float16)
-    calls = int(min(MOST_CALLS, max(3, WINDOW_SECONDS / time_calls(work, "cuda", repeats=3).median)))
-    return Spread.of(one_window(work, lead, calls) for _ in range(WINDOWS))
-
-
-def one_window(work: Callable[[], object], lead, calls: int) -> float:
-    """Seconds a call of so many that wait behind products of `lead`."""
-    import torch
-
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(LEAD_CALLS):
-        lead @ lead
-    begin.record()
-    for _ in range(calls):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3 / calls
 
 
 def products(name: str, sizes: tuple[int, ...]) -> Iterator[Rate]:

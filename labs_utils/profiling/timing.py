@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pydantic import BaseModel, NonNegativeFloat
 
 FEWEST_REPEATS = 3
+WINDOWS, WINDOW_SECONDS, MOST_CALLS = 3, 0.03, 50
+LEAD_SIZE, LEAD_CALLS = 8192, 10  # products that keep the GPU busy while the calls to be timed are queued
 
 
 class Spread(BaseModel, frozen=True):
@@ -68,3 +70,27 @@ def time_calls(
     while len(seconds) < FEWEST_REPEATS or (len(seconds) < repeats and sum(seconds) < budget_seconds):
         seconds.append(time_call(work, device))
     return Spread.of(seconds)
+
+
+def back_to_back(work: Callable[[], object]) -> Spread:
+    """Seconds that a call takes the GPU when the next ones wait for it there: launching is left out."""
+    import torch
+
+    lead = torch.randn(LEAD_SIZE, LEAD_SIZE, device="cuda", dtype=torch.float16)
+    calls = int(min(MOST_CALLS, max(3, WINDOW_SECONDS / time_calls(work, "cuda", repeats=3).median)))
+    return Spread.of(one_window(work, lead, calls) for _ in range(WINDOWS))
+
+
+def one_window(work: Callable[[], object], lead, calls: int) -> float:
+    """Seconds a call of so many that wait behind products of `lead`."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(LEAD_CALLS):
+        lead @ lead
+    begin.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / calls

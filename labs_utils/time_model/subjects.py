@@ -38,6 +38,11 @@ def attention(kernel: str, direction: str) -> str:
     return f"{kernel} attention {direction}"
 
 
+def way_to_attend(way: str, direction: str) -> str:
+    """One of Lab 06's ways, "forward" or "backward"."""
+    return f"attention, {way}, {direction}"
+
+
 def optimizer(name: str, number: str) -> str:
     """An optimizer's step on the GPU, over weights of "fp32", "bf16" or "fp16"."""
     return f"optimizer {name} {number}"

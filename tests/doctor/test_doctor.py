@@ -267,7 +267,10 @@ def test_labs_doctor_prints_one_json_object(reported):
 
 def test_labs_doctor_measures_in_full_only_when_asked(reported, monkeypatch):
     monkeypatch.setattr(
-        "labs_utils.doctor.operator_rates.measured_in_full", lambda *machine: ([], ["Nothing else is here."])
+        "labs_utils.doctor.operator_rates.measured_in_full",
+        lambda *machine, only: ([], [f"Nothing {only or 'else'} is here."]),
     )
-    shown = [CliRunner().invoke(app, ["doctor", *options]).output for options in ([], ["--full"])]
-    assert "Nothing else" not in shown[0] and "Nothing else" in shown[1]
+    shown = [
+        CliRunner().invoke(app, ["doctor", *options]).output for options in ([], ["--full"], ["--only", "named so"])
+    ]
+    assert "Nothing else" not in shown[0] and "Nothing else" in shown[1] and "Nothing named so" in shown[2]
