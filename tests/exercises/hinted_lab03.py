@@ -1,6 +1,11 @@
 """Wrong answers to Lab 03's exercises, and the causes that `compare` names."""
 
 HINTED = {
+    "lab03.micro_step_peaks": {
+        "gives_only_the_largest": "length",
+        "stays_flat_from_the_start": "too few",
+        "keeps_two_sets_of_gradients": "too many",
+    },
     "lab03.accumulate": {
         "is_a_mean_of_means_without_the_empty_ones": "direction",
         "never_divides": "length",

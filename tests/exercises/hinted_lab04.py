@@ -1,6 +1,11 @@
 """Wrong answers to Lab 04's exercises, and the causes that `compare` names."""
 
 HINTED = {
+    "lab04.rank_bytes": {
+        "rounds_nothing": "padding",
+        "partitions_gradients_at_stage_1": "part",
+        "partitions_no_moments": "whole",
+    },
     "lab04.step_traffic": {
         "counts_whole_tensors": "whole tensors",
         "takes_an_all_reduce_for_one_pass": "one pass",

@@ -77,6 +77,10 @@ def policy_bytes__adds_the_recomputed_layer(model, policy, tokens):
     return _all_layers(model, policy, tokens, one_layer) + again
 
 
+def policy_bytes__counts_gibibytes(model, policy, tokens):
+    return _all_layers(model, policy, tokens, _one_layer(model)) / 2**30
+
+
 def segment_layers__is_the_square_root(layers, input_bytes, layer_bytes):
     return round(layers**0.5)
 
@@ -108,6 +112,10 @@ def segment_layers__ignores_that_the_last_segment_is_short(layers, input_bytes, 
 def segment_layers__is_one_of_three_numbers(layers, input_bytes, layer_bytes):
     ratio = layer_bytes / input_bytes
     return 3 if ratio < 5 else 2 if ratio < 12 else 1
+
+
+def segment_layers__is_a_root_that_isnt_whole(layers, input_bytes, layer_bytes):
+    return (layers * input_bytes / layer_bytes) ** 0.5
 
 
 def segment_layers__halves_the_layers(layers, input_bytes, layer_bytes):
@@ -182,6 +190,12 @@ def cheapest_policy__takes_half_of_an_odd_number_of_layers(run, limit_bytes):
 
 def cheapest_policy__overlooks_grouped_heads(run, limit_bytes):
     return _cheapest(run, limit_bytes, grouped=False)
+
+
+def cheapest_policy__takes_the_last_of_equals(run, limit_bytes):
+    first = _cheapest(run, limit_bytes)
+    both = first == "none" and _peak(run, "keep-matmul-attention") <= limit_bytes
+    return "keep-matmul-attention" if both else first
 
 
 def cheapest_policy__goes_by_the_sequence_length(run, limit_bytes):

@@ -225,6 +225,11 @@ def micro_step_peaks__adds_all_gradients_to_the_first_peak(rest, gradients, micr
     return [first] + [first + gradients[-1]] * (micro_steps - 1)
 
 
+def micro_step_peaks__gives_only_the_largest(rest, gradients, micro_steps):
+    moments = list(map(sum, zip(rest, gradients, strict=True)))
+    return [max(moments) + gradients[-1]]
+
+
 def micro_step_peaks__stays_flat_from_the_start(rest, gradients, micro_steps):
     return [max(map(sum, zip(rest, gradients, strict=True)))] * micro_steps
 

@@ -145,6 +145,12 @@ def rank_bytes__partitions_gradients_at_stage_1(numels, stage, world_size):
     return {**found, "gradients": found["gradients"] // (world_size if stage == 1 else 1)}
 
 
+def rank_bytes__partitions_no_moments(numels, stage, world_size):
+    found = rank_bytes__partitions_gradients_at_stage_1(numels, stage, world_size)
+    gradients = 2 * sum(numels) if stage == 1 else found["gradients"]
+    return {**found, "gradients": gradients, "moments": found["moments"] * (world_size if stage else 1)}
+
+
 def rank_bytes__has_no_master_weights(numels, stage, world_size):
     return {**_bytes(sum(numels), -(-sum(numels) // world_size), stage), "master_weights": 0}
 
