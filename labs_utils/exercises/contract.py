@@ -34,7 +34,8 @@ class Exercise:
     `minutes` and `difficulty` ("easy", "medium", "hard") are for the student to plan by, and `why` is two sentences on
     why it works, shown when it passes.
     An answer is tried on so many `cases`: fewer where one is of several situations that take long.
-    Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed.
+    Uses of `forbidden` names (such as "torch.utils.checkpoint") are flagged for a person, never failed. `self_reported`
+    names what `call` can only count beside the student's code, which could change it: the judge flags such a score.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Exercise:
     hints: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
     forbidden: tuple[str, ...] = ()
+    self_reported: str = ""
     cases: int = 4
 
     @property

@@ -68,7 +68,9 @@ def judge(
         with _parent(package, exercise_id, setup) as parent:
             ending = parent.run({"exercise_id": exercise_id, "folder": str(folder), **caps})
         attempts = [_read_attempt(folder / f"answer-{index}") or ending for index in range(len(paper.cases))]
-    return result_of(paper, attempts, forbidden_uses(paper.exercise, source))
+    counted = paper.exercise.self_reported
+    told = (f"self-reported: {counted}",) if counted else ()
+    return result_of(paper, attempts, forbidden_uses(paper.exercise, source) + told)
 
 
 @lru_cache(MOST_PAPERS)

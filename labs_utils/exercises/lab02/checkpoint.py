@@ -175,5 +175,6 @@ EXERCISE = Exercise(
     },
     why="Backward needs values, not the graph that first made them. "
     "Running forward again with the same inputs and the same random state gives the same values.",
+    self_reported="how often fn runs",
     forbidden=("torch.utils.checkpoint", "torch_checkpoint", "save_on_cpu", "labs_utils"),
 )

@@ -114,5 +114,6 @@ EXERCISE = exercise_of_situations(
     },
     why="More sequences never need less memory, so each try halves the range that is left. "
     "Doubling first finds such a range, however large the answer is.",
+    self_reported="the number of calls",
     forbidden=("labs_utils",),
 )

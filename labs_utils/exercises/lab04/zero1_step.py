@@ -163,5 +163,6 @@ EXERCISE = exercise_of_situations(
     },
     why="Adam updates each number on its own, so ranks can share the work without a change in the result. "
     "All they must exchange are summed gradients and new weights.",
+    self_reported="the bytes of a rank's state",
     forbidden=("labs_utils", "deepspeed", "ZeroRedundancyOptimizer", "torch.optim"),
 )

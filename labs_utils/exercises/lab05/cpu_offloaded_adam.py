@@ -154,5 +154,6 @@ EXERCISE = exercise_of_situations(
     },
     why="The update needs gradients, masters and moments, and no activation. "
     "So it can run where memory is cheap, as long as weights come back in time.",
+    self_reported="the bytes moved",
     forbidden=("labs_utils", "deepspeed", "torch.optim"),
 )
