@@ -9,7 +9,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -107,12 +107,25 @@ def _brief(case: Any) -> str:
 
 
 def grade(exercise: Exercise, fn: Callable, rng: np.random.Generator, cases: int | None = None) -> Result:
-    """Grade `fn` in this process on `cases` cases drawn with `rng`, by default the exercise's; no cap is there."""
+    """Grade `fn` in this process on `cases` cases drawn with `rng`, by default the exercise's.
+
+    There is no cap but on tensors, where the exercise is about memory.
+    """
     drawn = draw_cases(exercise, rng, cases or exercise.cases)
-    attempts = [attempt(exercise.call, fn, plain(case)) for case in drawn]
+    with _bounded(exercise):
+        attempts = [attempt(exercise.call, fn, plain(case)) for case in drawn]
     answered = [tried.outcome == "answered" for tried in attempts]
     truths = [truth_of(exercise, case) if there else None for case, there in zip(drawn, answered, strict=True)]
     return result_of(Paper(exercise, drawn, truths), attempts, forbidden_uses(exercise, _source(fn)))
+
+
+def _bounded(exercise: Exercise) -> AbstractContextManager:
+    """A bound on all tensors where the exercise is about memory, else nothing."""
+    if "memory" not in exercise.hints:
+        return nullcontext()
+    from labs_utils.exercises.bounded import BoundedTracker  # needs torch, which importing the exercises doesn't load
+
+    return BoundedTracker()
 
 
 def paper_of(exercise: Exercise, rng: np.random.Generator, cases: int) -> Paper:

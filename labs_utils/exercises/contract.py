@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from numpy.random import Generator
 
 PACKAGE = "labs_utils.exercises"
+MEMORY_BYTES = 512 * 2**20  # that a student's code may take
 
 
 class Mark(NamedTuple):
@@ -31,6 +32,7 @@ class Exercise:
     Cases, answers and truths are plain data (`labs_utils.exercises.plain`). Only `call` runs beside the student's code:
     it may build modules from a case's sizes and seeds, and must not hold what `truth` finds out.
     `hints` has a sentence for each cause that `compare` names in a `Mark`: what a student who made it should look at.
+    With a hint for "memory" the tensors of a call are bounded in the notebook too, not only in the judge.
     `minutes` and `difficulty` ("easy", "medium", "hard") are for the student to plan by, and `why` is two sentences on
     why it works, shown when it passes.
     An answer is tried on so many `cases`: fewer where one is of several situations that take long.

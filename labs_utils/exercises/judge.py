@@ -23,12 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from labs_utils.exercises.attempts import paper_of
-from labs_utils.exercises.contract import PACKAGE, Attempt, Paper, Result, find
+from labs_utils.exercises.contract import MEMORY_BYTES, PACKAGE, Attempt, Paper, Result, find
 from labs_utils.exercises.forbidden import MOST_CHARACTERS, forbidden_uses
 from labs_utils.exercises.marking import STOPPED, result_of
 from labs_utils.exercises.plain import load, save
 
-MEMORY_BYTES = 512 * 2**20
 REPLY_SECONDS = 150  # more than the two minutes that a start may take there; a fork takes no time
 END_SECONDS = 5
 MOST_PAPERS = 64  # that are kept: those of a class's labs

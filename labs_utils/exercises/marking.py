@@ -181,7 +181,7 @@ def result_of(paper: Paper, attempts: list[Attempt], flags: tuple[str, ...] = ()
 def _result_of_case(compare: Callable, case: Any, tried: Attempt, truth: Any) -> Result:
     """The result of one case. A comparison that an answer breaks, or a score outside [0, 1], is 0."""
     if tried.outcome != "answered":
-        return Result(0.0, tried.outcome, tried.message)
+        return Result(0.0, tried.outcome, tried.message, cause=tried.outcome)
     try:
         mark = compare(case, as_numbers(tried.answer, truth), truth)
         score = float(mark.score) if 0 <= mark.score <= 1 else 0.0

@@ -31,5 +31,6 @@ HINTED = {
         "is_a_mean_of_means_without_the_empty_ones": "mean of means",
         "divides_by_all_tokens": "all tokens",
         "drops_the_last_chunk": "last chunk",
+        "memory_collects_the_chunks": "memory",
     },
 }

@@ -1,6 +1,6 @@
 """Every exercise of every lab: a stub earns nothing, the solution everything, and no wrong answer full marks.
 
-A wrong answer whose label begins with "memory_" is right but takes too much memory, which only the judge's cap sees.
+A wrong answer whose label begins with "memory_" is right but takes too much memory.
 """
 
 import sys
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lab_cells import OURS, TOYS, sources
 
-from labs_utils.exercises.attempts import PUBLIC_SEED, draw_cases, grade
+from labs_utils.exercises.attempts import PUBLIC_SEED, draw_cases, grade, report_of
 from labs_utils.exercises.contract import exercises_of, find, labs
 from labs_utils.exercises.forbidden import forbidden_uses
 from labs_utils.exercises.judge import MEMORY_BYTES, judge
@@ -89,6 +89,18 @@ def test_a_single_case_tells_the_solution_from_every_wrong_answer(exercise_id, c
     assert (results["stub"].score, results["stub"].outcome) == (0, "not attempted")
     assert results["solution"].outcome == "passed", results["solution"]
     assert [label for label, result in results.items() if result.score == 1] == ["solution"]
+
+
+IN_MEMORY = [each for lab in labs() for each in sources(lab) if each.label.startswith("memory_")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", IN_MEMORY, ids=lambda source: f"{source.exercise_id}-{source.label}")
+def test_too_much_memory_is_seen_in_the_notebook_too(source):
+    exercise = with_one_case(source.exercise, SEED)
+    result = grade(exercise, source.function, np.random.default_rng(SEED), cases=2)  # some keep what the first one made
+    assert (result.score < 1, result.outcome, result.cause) == (True, "memory", "memory"), result
+    assert f"hint: {exercise.hints['memory']}" in report_of(exercise, result)
 
 
 def for_the_judge():

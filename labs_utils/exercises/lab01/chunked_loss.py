@@ -85,6 +85,9 @@ EXERCISE = Exercise(
     truth=mean_loss,
     compare=compare_loss,
     hints={
+        "memory": (
+            "Only one chunk's logits may be there at a time: add its loss to a sum, and keep nothing else of the chunk."
+        ),
         "empty chunk": "A mean over no labels is 0 / 0: add up sums, and divide once at the end.",
         "all tokens": "Divide by the number of labels that aren't -100, not by all tokens.",
         "mean of means": (

@@ -155,6 +155,10 @@ EXERCISE = Exercise(
     truth=true_parts,
     compare=compare_parts,
     hints={
+        "memory": (
+            "Between forward and backward only the inputs are kept, by ctx.save_for_backward: no graph, no copies, "
+            "and no list that holds them afterwards."
+        ),
         "the result": (
             "A torch.autograd.Function has two static methods: forward(ctx, fn, *inputs), which returns what fn "
             "returns, and backward(ctx, gradient)."

@@ -170,6 +170,9 @@ EXERCISE = exercise_of_situations(
     truth=partial(accumulated, full_batch),
     compare=compare_gradient,
     hints={
+        "memory": (
+            "Call backward after each micro-batch: it frees what that one kept. A sum of losses keeps all graphs."
+        ),
         "changed": (
             "Only the gradients are the answer: no optimizer's step, no .eval(), and the batches stay as they are."
         ),
