@@ -83,20 +83,25 @@ def rank_process() -> subprocess.Popen:
 
 
 def serve() -> None:
-    """Answer lines until there are no more; DeepSpeed says nothing in between, and finds no GPU."""
-    os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+    """Answer lines until there are no more; DeepSpeed says nothing in between, finds no GPU, and compiles nothing.
+
+    Its Muon is compiled on import, which would load all of torch's compiler: two seconds.
+    """
+    os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TORCHDYNAMO_DISABLE="1")
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
         torch.set_num_threads(1)
-        forget_what_is_imported()
         for case in sys.stdin:
             answers.write(f"{answer(case)}\n")
+            spare_what_is_there()
 
 
-def forget_what_is_imported() -> None:
-    """Spare what is imported the search for garbage, which DeepSpeed makes for each engine: half a second each time."""
-    import deepspeed  # noqa: F401
+def spare_what_is_there() -> None:
+    """Spare all modules the search for garbage, which DeepSpeed makes for each engine: half a second each time.
 
+    It imports some of them only when it builds its first engine of a stage.
+    """
+    gc.collect()
     gc.freeze()
 
 
