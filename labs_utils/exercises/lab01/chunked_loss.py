@@ -77,6 +77,7 @@ def compare_loss(case: dict, answer: Any, truth: float) -> Mark:
 
 EXERCISE = Exercise(
     id="lab01.chunked_loss",
+    cases=2,
     points=2,
     minutes=15,
     difficulty="medium",

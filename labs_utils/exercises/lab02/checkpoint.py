@@ -147,6 +147,7 @@ def compare_parts(case: dict, answers: Any, truths: dict) -> Mark:
 
 EXERCISE = Exercise(
     id="lab02.checkpoint",
+    cases=2,
     points=4,
     minutes=30,
     difficulty="hard",

@@ -53,6 +53,7 @@ def compare_stage(card: dict, got: Any, expected: dict) -> Mark:
 
 EXERCISE = exercise_of_situations(
     id="lab04.lowest_stage",
+    cases=2,
     points=3,
     minutes=20,
     difficulty="medium",
