@@ -110,7 +110,12 @@ def patch_with_liger(run: Run) -> None:
 
 
 def checkpoint_layers(run: Run, layers: torch.nn.ModuleList) -> None:
-    """Make the run's decoder layers recompute in backward instead of saving their activations."""
+    """Make the run's decoder layers recompute in backward instead of saving their activations.
+
+    What another run has made of these layers before is undone.
+    """
+    for layer in layers:
+        vars(layer).pop("forward", None)
     every = run.checkpoint_every or (1 if run.checkpointing.startswith("keep-") else len(layers) + 1)
     if run.checkpointing in ("none", "offload"):
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from labs_utils.exercises.contract import Mark
 from labs_utils.exercises.marking import compare_bytes, exercise_of_situations
 from labs_utils.exercises.saved_bytes import kept_bytes
 from labs_utils.run import ModelShape, Run
-from labs_utils.training.step import build_model
+from labs_utils.training.step import build_model, checkpoint_layers
 
 KEPT_POLICIES = ("none", "full", "keep-attention", "keep-matmul-attention")
 
@@ -62,6 +62,12 @@ def policies_at(case: dict) -> dict[str, dict]:
     return {policy: {"model": model, "policy": policy, "tokens": case["tokens"]} for policy, model in models.items()}
 
 
+@lru_cache(maxsize=1)
+def llama_of(model: ModelShape) -> torch.nn.Module:
+    """transformers' bf16 Llama, without its head; the last one is kept for the next policy."""
+    return build_model(Run(model=model, seq_len=128), torch.device("cpu")).model
+
+
 @cache
 def layers_keep(model: ModelShape, policy: str, tokens: int) -> int:
     """Bytes that all layers of transformers' bf16 Llama, called on one sequence, keep under a policy.
@@ -69,7 +75,8 @@ def layers_keep(model: ModelShape, policy: str, tokens: int) -> int:
     The first layer's input is made on the way, as the embedding makes it, so it counts where it is kept.
     """
     run = Run(model=model, seq_len=tokens, checkpointing=policy)
-    llama = build_model(run, torch.device("cpu")).model
+    llama = llama_of(model)
+    checkpoint_layers(run, llama.layers)
     given = torch.ones(1, tokens, run.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     tables = llama.rotary_emb(given, torch.arange(tokens)[None])
 
