@@ -167,7 +167,8 @@ def result_of(paper: Paper, attempts: list[Attempt], flags: tuple[str, ...] = ()
     results = [_result_of_case(compare, *each) for each in zip(cases, attempts, paper.truths, strict=True)]
     score = sum(one.score for one in results) / len(results)
     if score == 1:
-        return Result(1.0, "passed", f"All {len(results)} cases are right.", flags)
+        told = f"All {len(results)} cases are right." if len(results) > 1 else "The case is right."
+        return Result(1.0, "passed", told, flags)
     stopped = [i for i, one in enumerate(results) if one.outcome in STOPPED]
     failed = [i for i, one in enumerate(results) if one.score < 1]
     first = (stopped or failed)[0]

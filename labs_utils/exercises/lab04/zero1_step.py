@@ -140,7 +140,7 @@ def weights_fault(weights: Any, expected: dict) -> tuple[str, str] | None:
 
 EXERCISE = exercise_of_situations(
     id="lab04.zero1_step",
-    cases=2,
+    cases=1,
     points=4,
     minutes=30,
     difficulty="hard",
