@@ -25,8 +25,8 @@ def draw_runs(rng) -> dict:
     settings = {
         "large vocabulary": {"vocab": 60, "tokens": 2.5, "checkpointed": False},
         "long sequence": {"vocab": 0.1, "tokens": 5, "checkpointed": False},
-        "long sequence, checkpointed": {"vocab": 0.2, "tokens": 18, "layers": 4},
-        "medium sequence, checkpointed": {"vocab": 5, "tokens": 1.2},
+        "long sequence, checkpointed": {"vocab": 0.2, "tokens": 28, "layers": 2},
+        "medium sequence, checkpointed": {"vocab": 8, "tokens": 1.2, "layers": 3},
         "short sequence": {"vocab": 25, "tokens": 0.05, "checkpointed": bool(rng.integers(2))},
     }
     sizes = zip(rng.permutation([6, 8, 10, 12, 14]), rng.permutation([1, 1, 2, 2, 3]), strict=True)
